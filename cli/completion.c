@@ -249,7 +249,7 @@ static int run(cli_call *call)
 const cli_command cli_completion = {
     .name = "completion",
     .group = "More",
-    .summary = "a script that completes commands and options in your shell",
+    .summary = "print a script that completes commands and options in a shell",
     .description =
         "Prints a completion script. For bash put 'source <(nibble completion bash)' into ~/.bashrc; for zsh "
         "write the script to a file _nibble in a folder of $fpath; for fish write it to "

@@ -8,28 +8,27 @@
 
 const cli_topic cli_exit_statuses[] = {
     {"0", "done"},
-    {"1", "it failed, or the answer is no (diff: the weights differ by more than the tolerance; eval "
-          "--fail-above: the perplexity is higher; merge --verify: the logits differ)"},
+    {"1", "a failure, or the answer no: weights differ by more than the tolerance (diff), "
+          "the perplexity is higher (eval --fail-above), logits differ (merge --verify)"},
     {"2", "wrong usage"},
-    {"130", "interrupted; train saved a checkpoint if it had begun and was interrupted once, every other "
-            "command wrote nothing"},
+    {"130", "interrupted; train has saved a checkpoint if it had begun and was "
+            "interrupted once; other commands have written nothing"},
     {NULL, NULL},
 };
 
 const cli_topic cli_environment[] = {
-    {"NIBBLE_ISA",
-     "the instruction set to use at most: scalar, avx2, avx512, avx512bf16 or amx (default: "
-     "the best the machine "
-     "has); what is quantised has the same bits with each, sums in f32 differ by their rounding"},
-    {"NIBBLE_VERBOSE",
-     "dispatch: tell which implementation of an operator runs and why others do not; profile: where "
-     "the time of a step goes on a CUDA device"},
-    {"NIBBLE_IMPL", "an operator implementation to take wherever it exists, e.g. ref; for tests"},
-    {"NIBBLE_CUDA_DEBUG",
-     "1: wait for every operator on a CUDA device, so that a fault is told with the operator that caused it"},
+    {"NIBBLE_ISA", "the highest instruction set to use: scalar, avx2, avx512, avx512bf16 or amx "
+                   "(default: the best one of the machine); quantised bits are the same with each, sums "
+                   "in f32 differ by their rounding"},
+    {"NIBBLE_VERBOSE", "dispatch: log which implementation of each operator runs, and why others do not; "
+                       "profile: log where the time of a step goes on a CUDA device"},
+    {"NIBBLE_IMPL", "the implementation to use for each operator that has it, e.g. ref; "
+                    "for tests"},
+    {"NIBBLE_CUDA_DEBUG", "1: wait for each operator on a CUDA device, so that an error names the operator "
+                          "that caused it"},
     {"HF_HUB_CACHE, HF_HOME",
-     "where the cache of the Hugging Face hub is; nothing is loaded from it, but a copy of a model that was "
-     "asked for by its name is named"},
+     "the folder of the cache of the Hugging Face hub; nothing is loaded from it, but an "
+     "error about a missing model names a copy in it"},
     {"EDITRC", "the file with the keys of line editing in chat (default: ~/.editrc; see editrc(5))"},
     {"NO_COLOR", "when set to anything, no colours"},
     {"TERM", "when unset or dumb, no colours, no progress bar and no line editing"},
@@ -140,7 +139,7 @@ static void show_overview(void)
     show_options("Common options, before or after the command", cli_common_options);
     heading("Exit status");
     for (const cli_topic *t = cli_exit_statuses; t->name; t++) row(t->name, t->text, 3);
-    fputs("\n'nibble help COMMAND' tells all about a command.\n", cli_out());
+    fputs("\n'nibble help COMMAND' shows the help of a command.\n", cli_out());
 }
 
 /* ---- for scripts ---- */
@@ -208,12 +207,12 @@ static int run(cli_call *call)
 const cli_command cli_help = {
     .name = "help",
     .group = "More",
-    .summary = "what a command does, and its options",
-    .description =
-        "Shows the help of a command, or the list of commands. 'nibble COMMAND --help' is the same.",
+    .summary = "show what a command does, and its options",
+    .description = "Shows the help of a command, or lists the commands. 'nibble COMMAND --help' does "
+                   "the same.",
     .arguments =
         (const cli_argument[]){
-            {"COMMAND", "the command to explain; without it, all are listed", CLI_COMMAND, NULL, true},
+            {"COMMAND", "a command; without it, all commands are listed", CLI_COMMAND, NULL, true},
             {.name = NULL},
         },
     .examples =

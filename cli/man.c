@@ -105,22 +105,24 @@ static void put_page(FILE *to)
     put_text(
         to,
         "nibble fine-tunes language models whose frozen weights stay in 4 or 8 bits. It also runs, measures, "
-        "quantises, merges and exports them. A model is a folder in Hugging Face layout (config.json and one "
-        "or more .safetensors files) or a .gguf file; nothing is downloaded, and an error says how to get a "
-        "name of the "
-        "Hugging Face hub. A training run is a YAML file with axolotl's keys. "
-        "nibble runs on the processor or on the first CUDA device, and needs no Python. A folder that is "
-        "written appears complete or not at all, and no model is ever overwritten.\n\n"
-        "The keys of a training run are listed in docs/CONFIG.md of the sources; 'nibble train RUN.yml "
-        "--check' tells which keys of a file are refused or have no effect.");
+        "quantises, merges and exports them. It runs on the processor or on the first CUDA device, and needs "
+        "no "
+        "Python.\n\n"
+        "A model is a folder in Hugging Face layout (config.json and one or more .safetensors files) or a "
+        ".gguf "
+        "file. Nothing is downloaded. If a name of the Hugging Face hub is given, the error says how to get "
+        "the "
+        "model. A folder that is written appears complete or not at all. No model is overwritten.\n\n"
+        "A training run is a YAML file with axolotl's keys. docs/CONFIG.md of the sources lists them. "
+        "'nibble "
+        "train RUN.yml --check' lists the keys of a file that are refused or have no effect.");
     fputs("\n.SH COMMANDS\n", to);
     for (int i = 0; cli_commands[i]; i++)
         if (cli_commands[i]->group) put_command(to, cli_commands[i]);
     fputs(".SH COMMON OPTIONS\n", to);
-    put_text(
-        to,
-        "They may stand before or after the name of the command. '--name value' and '--name=value' mean the "
-        "same; '--' ends options; an option given twice counts as given last.");
+    put_text(to, "They can stand before or after the name of the command. '--name value' and "
+                 "'--name=value' mean the same. '--' ends options. If an option is given twice, "
+                 "the last one counts.");
     fputc('\n', to);
     put_options(to, cli_common_options);
     fputs(".SH ERRORS\n", to);

@@ -10,10 +10,24 @@
 
 enum { MAX_ENDS = 64 }; /* end tokens of a model; published models have fewer than ten */
 
+nbl_compute_dtype cli_dtype(const cli_call *call, const char *option)
+{
+    nbl_compute_dtype dtype = NBL_COMPUTE_DEFAULT;
+    nbl_compute_dtype_parse(cli_get(call, option)->text, &dtype);
+    return dtype;
+}
+
+nbl_format cli_format_of(const cli_call *call, const char *option)
+{
+    nbl_format format = NBL_FORMAT_DENSE;
+    nbl_format_parse(cli_get(call, option)->text, &format);
+    return format;
+}
+
 nbl_status cli_model_open(const cli_call *call, nbl_context *ctx, bool plan_only, nbl_model **model)
 {
-    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = cli_get(call, "dtype")->text,
-                                 .load = cli_get(call, "load")->text,
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = cli_dtype(call, "dtype"),
+                                 .load = cli_format_of(call, "load"),
                                  .adapter = cli_get(call, "adapter")->text, .plan_only = plan_only};
     return nbl_model_open(ctx, call->arguments[0], &options, model);
 }
@@ -102,7 +116,7 @@ nbl_status cli_writing_open(nbl_context *ctx, nbl_tokenizer *tokenizer, const cl
     return code == NBL_OK ? nbl_stop_matcher_open(ctx, ends->texts, ends->text_count, &w->matcher) : code;
 }
 
-nbl_status cli_writing_push(cli_writing *w, int32_t id, nbl_string *text, int *stopped)
+nbl_status cli_writing_push(cli_writing *w, int32_t id, nbl_string *text, bool *stopped)
 {
     nbl_string piece;
     nbl_status code = nbl_text_stream_push(w->stream, id, &piece);
@@ -110,10 +124,10 @@ nbl_status cli_writing_push(cli_writing *w, int32_t id, nbl_string *text, int *s
 }
 
 nbl_status cli_writing_finish(cli_writing *w, void (*say)(void *user, nbl_string text), void *user,
-                              int *stopped)
+                              bool *stopped)
 {
     nbl_string piece, text;
-    int found = 0;
+    bool found = false;
     nbl_status code = nbl_text_stream_finish(w->stream, &piece);
     if (code == NBL_OK) code = nbl_stop_matcher_push(w->matcher, piece, &text, &found);
     if (code != NBL_OK) return code;

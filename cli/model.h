@@ -27,7 +27,7 @@
      .help = "compute in this dtype (default: the checkpoint's)"},                                           \
     {                                                                                                        \
         .name = "load", .argument = "FORMAT", .kind = CLI_CHOICE, .choices = "nf4|fp4|int8|mxfp4",           \
-        .help = "convert the linear layers to this storage format on arrival"                                \
+        .help = "quantise the linear layers to this format when the model is opened"                         \
     }
 #define CLI_MODEL_OPTIONS CLI_ADAPTER_OPTION("apply an adapter saved by PEFT", false), CLI_COMPUTE_OPTIONS
 
@@ -48,14 +48,14 @@
      .fallback = max_tokens,                                                                                 \
      .minimum = 1,                                                                                           \
      .maximum = 1 << 24,                                                                                     \
-     .help = "at most so many new tokens"},                                                                  \
+     .help = "the largest number of new tokens"},                                                            \
         {.name = "temperature",                                                                              \
          .argument = "T",                                                                                    \
          .kind = CLI_NUMBER,                                                                                 \
          .fallback = "0",                                                                                    \
          .minimum = 0,                                                                                       \
          .maximum = 100,                                                                                     \
-         .help = "0 takes the likeliest token, more is more varied"},                                        \
+         .help = "0: the likeliest token; higher values vary more"},                                         \
         {.name = "top-k",                                                                                    \
          .argument = "K",                                                                                    \
          .kind = CLI_INTEGER,                                                                                \
@@ -69,34 +69,39 @@
          .fallback = "0",                                                                                    \
          .minimum = 0,                                                                                       \
          .maximum = 1,                                                                                       \
-         .help = "only the likeliest tokens that together reach P; 0: all"},                                 \
+         .help = "only the likeliest tokens whose probabilities add up to P; 0: all"},                       \
         {.name = "min-p",                                                                                    \
          .argument = "P",                                                                                    \
          .kind = CLI_NUMBER,                                                                                 \
          .fallback = "0",                                                                                    \
          .minimum = 0,                                                                                       \
          .maximum = 1,                                                                                       \
-         .help = "only tokens at least P times as likely as the likeliest"},                                 \
+         .help = "only tokens that are at least P times as likely as the likeliest one"},                    \
         {.name = "repetition-penalty",                                                                       \
          .argument = "R",                                                                                    \
          .kind = CLI_NUMBER,                                                                                 \
          .fallback = "1",                                                                                    \
          .minimum = 0.01,                                                                                    \
          .maximum = 100,                                                                                     \
-         .help = "above 1: tokens that have occurred become less likely"},                                   \
+         .help = "a value above 1 makes tokens that have occurred less likely"},                             \
         {.name = "seed",                                                                                     \
          .argument = "N",                                                                                    \
          .kind = CLI_INTEGER,                                                                                \
          .fallback = "0",                                                                                    \
          .minimum = 0,                                                                                       \
          .maximum = 9007199254740991.0,                                                                      \
-         .help = "of the random choices"},                                                                   \
+         .help = "seed of the random choices"},                                                              \
     {                                                                                                        \
         .name = "stop", .argument = "S", .kind = CLI_TEXT, .repeated = true,                                 \
-        .help = "end before this text; may be given several times"                                           \
+        .help = "end before this text; can be repeated"                                                      \
     }
 
 /* ---- the values of these options ---- */
+
+/* The value of an option with dtypes or formats; the default or NBL_FORMAT_DENSE if it is not given. The
+ * parser has checked it. */
+nbl_compute_dtype cli_dtype(const cli_call *call, const char *option);
+nbl_format cli_format_of(const cli_call *call, const char *option);
 
 /* Opens MODEL with --adapter, --dtype and --load. `plan_only`: the model is only planned, not
  * run. */
@@ -136,11 +141,11 @@ typedef struct cli_writing {
 nbl_status cli_writing_open(nbl_context *ctx, nbl_tokenizer *tokenizer, const cli_ends *ends, cli_writing *w);
 /* Adds a token. *text is the new text, valid until the next call. *stopped: a stop string is
  * complete. */
-nbl_status cli_writing_push(cli_writing *w, int32_t id, nbl_string *text, int *stopped);
-/* Passes the text that was held back to `say`, in up to two calls. *stopped becomes 1 if it
+nbl_status cli_writing_push(cli_writing *w, int32_t id, nbl_string *text, bool *stopped);
+/* Passes the text that was held back to `say`, in up to two calls. *stopped becomes true if it
  * completes a stop string. */
 nbl_status cli_writing_finish(cli_writing *w, void (*say)(void *user, nbl_string text), void *user,
-                              int *stopped);
+                              bool *stopped);
 void cli_writing_close(cli_writing *w);
 
 /* Writes to standard output at once, as cli_put_text does. Returns 0, or errno. */

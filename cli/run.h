@@ -7,12 +7,12 @@
 #define CLI_RUN_ARGUMENT                                                                                     \
     (const cli_argument[])                                                                                   \
     {                                                                                                        \
-        {"RUN.yml", "the run, with axolotl's key names", CLI_PATH, NULL, false}, {.name = NULL},             \
+        {"RUN.yml", "the run: a YAML file with axolotl's key names", CLI_PATH, NULL, false}, {.name = NULL}, \
     }
 #define CLI_SET_OPTION                                                                                       \
     {                                                                                                        \
         .name = "set", .argument = "KEY=VALUE", .kind = CLI_TEXT, .repeated = true,                          \
-        .help = "a key of the file, overridden; the value is YAML, null means not given"                     \
+        .help = "override a key of RUN.yml; VALUE is YAML, and null means not given"                         \
     }
 
 #endif

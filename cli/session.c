@@ -122,7 +122,7 @@ void cli_work_end(nbl_status code)
     cli_progress_clear(&progress);
 }
 
-int cli_interrupt_taken(void)
+bool cli_interrupt_taken(void)
 {
     int taken = interrupted;
     interrupted = taken > 1; /* a second interrupt stays: it stops the save */
@@ -169,16 +169,16 @@ bool cli_interrupted(void)
 
 /* ---- the context ---- */
 
-static int on_progress(void *user, const nbl_progress *at)
+static bool on_progress(void *user, const nbl_progress *at)
 {
     const cli_progress *shown = user;
-    if (answering) return 0; /* chat checks cli_interrupted between two tokens */
+    if (answering) return false; /* chat checks cli_interrupted between two tokens */
     if (shown->hidden) cli_live_resize();
     else if (!interrupted) cli_progress_show(user, at);
     return shown->hidden && !stopping ? interrupted > 1 : interrupted > 0;
 }
 
-int cli_progress_count(const char *unit, uint64_t done, uint64_t total)
+bool cli_progress_count(const char *unit, uint64_t done, uint64_t total)
 {
     progress.unit = unit;
     return on_progress(&progress, &(nbl_progress){.done = done, .total = total});
@@ -232,7 +232,7 @@ nbl_status cli_run_open(const cli_call *call, nbl_context *ctx, const char *path
 
 nbl_status cli_use_device_of(nbl_context *ctx, const nbl_run *run)
 {
-    return strcmp(nbl_run_get_info(run).device, "cuda") == 0 ? nbl_context_use_cuda(ctx, 0) : NBL_OK;
+    return nbl_run_get_info(run)->device == NBL_DEVICE_CUDA ? nbl_context_use_cuda(ctx, 0) : NBL_OK;
 }
 
 nbl_context *cli_context(const cli_call *call, int *status)

@@ -36,7 +36,7 @@ void cli_work_end(nbl_status code);
 
 /* Returns nonzero if there was an interrupt, and forgets it: only another interrupt stops later
  * work. */
-int cli_interrupt_taken(void);
+bool cli_interrupt_taken(void);
 
 /* Begin and end an answer of a conversation. Between them the first Ctrl-C only sets the flag that
  * cli_interrupted returns. A second one, and any other signal, ends the tool. */
@@ -53,9 +53,9 @@ int cli_prompt_signal(void); /* the signal's number; 0: no signal since the last
 /* Prints the library's failure and returns the exit status. */
 int cli_failure(const cli_call *call, const nbl_context *ctx, nbl_status code);
 
-/* Shows progress in another unit than bytes ("tokens"). Returns 1 to stop, as a progress callback
- * does. */
-int cli_progress_count(const char *unit, uint64_t done, uint64_t total);
+/* Shows progress in another unit than bytes ("tokens"). Returns true to stop, as a progress
+ * callback does. */
+bool cli_progress_count(const char *unit, uint64_t done, uint64_t total);
 /* Turns the progress bar off: the command now shows progress itself and checks for interrupts. A
  * save that the library has begun is completed; a second interrupt stops it. */
 void cli_progress_hide(void);

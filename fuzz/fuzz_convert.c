@@ -81,7 +81,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     write_file("config.json", config, strlen(config));
     write_file("model.safetensors", data + 1, size - 1);
 
-    nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_DTYPE_F32};
+    nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_COMPUTE_F32};
     if (nbl_checkpoint_dequantize(ctx, at("in"), at("plain"), &plain, NULL) == NBL_OK)
         must_equal(ctx, at("in"), at("plain"));
     nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options),

@@ -122,7 +122,7 @@ static void make_folders(nbl_context *ctx)
 
 static void compute(nbl_model *model)
 {
-    static nbl_model_plan plan;
+    nbl_model_plan *plan;
     static float values[3 * VOCABULARY];
     int32_t tokens[3] = {0, VOCABULARY - 1, 3}, room[2];
     nbl_ids ids = {tokens, 3};
@@ -131,7 +131,8 @@ static void compute(nbl_model *model)
     nbl_generate_options how = {NBL_OPTIONS(nbl_generate_options), .max_tokens = 2};
     if (nbl_model_make_plan(model, 8, 1, 1 << 20, &plan) != NBL_OK) return;
     MUST(nbl_model_vocabulary(model) == VOCABULARY); /* its tensors were checked */
-    MUST(plan.total_bytes < 1 << 20);
+    MUST(nbl_model_plan_get_summary(plan)->total_bytes < 1 << 20);
+    nbl_model_plan_free(plan);
     /* A cap of 1e-45 gives numbers that are none: that may be refused. */
     (void)nbl_model_logits(model, &ids, 1, &logits);
     (void)nbl_model_generate(model, &ids, 1, &how, &result);

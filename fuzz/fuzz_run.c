@@ -13,7 +13,7 @@
 enum { MAX_EDITS = 12, OVERRIDE = 255, MAX_STEPS = 5 };
 static const double max_flops = 1e8;
 
-static int stop_soon(void *user, const nbl_train_event *event)
+static bool stop_soon(void *user, const nbl_train_event *event)
 {
     (void)user;
     return event->kind == NBL_TRAIN_STEP && event->step >= MAX_STEPS;
@@ -28,10 +28,12 @@ static void must_explain(nbl_context *ctx, nbl_status status)
 
 static bool is_small(nbl_run *run)
 {
-    static nbl_model_plan plan;
+    nbl_model_plan *plan;
+    const nbl_planned_op *op;
     double flops = 0;
     if (nbl_run_make_plan(run, NULL, 0, 0, 8 << 20, &plan) != NBL_OK) return false;
-    for (int64_t i = 0; i < plan.op_count; i++) flops += plan.ops[i].flops;
+    for (int64_t i = 0; (op = nbl_model_plan_get_op(plan, i)); i++) flops += op->flops;
+    nbl_model_plan_free(plan);
     return flops < max_flops;
 }
 
@@ -59,8 +61,8 @@ static void train(nbl_context *ctx, const char *const *overrides, int64_t count,
     nbl_run *run;
     nbl_train_options how = {NBL_OPTIONS(nbl_train_options), .event = stop_soon,
                              .samples = choice & 8 ? 1 : -1, .resume = choice & 1};
-    nbl_data_summary summary;
-    nbl_preview preview;
+    nbl_data_summary summary = {NBL_RESULT(nbl_data_summary)};
+    nbl_preview preview = {NBL_RESULT(nbl_preview)};
     nbl_status status = nbl_run_open(ctx, run_path("run.yml"), overrides, count, &run);
     must_explain(ctx, status);
     if (status == NBL_OK) status = nbl_run_data(run, &summary), must_explain(ctx, status);

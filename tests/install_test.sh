@@ -7,6 +7,7 @@
 set -euo pipefail
 build=$(cd "$1" && pwd)
 type=${2:-Release}
+root=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -58,6 +59,8 @@ read -ra static <<<"$(pkg-config --static --cflags --libs nibble)"
 "${CC:-cc}" -Wall -Wextra -Werror -pedantic "$work/use.c" -o "$work/use_shared" "${shared[@]}"
 LD_LIBRARY_PATH=$libdir "$work/use_shared" || fail "the program with the shared library failed"
 LD_LIBRARY_PATH=$libdir ldd "$work/use_shared" | grep "$libdir/libnibble.so" >/dev/null || fail "the shared library was not used"
+soname=$(readelf -d "$libdir/libnibble.so" | sed -n 's/.*SONAME.*\[\(.*\)\]/\1/p')
+[ "$soname" = "libnibble.so.${version%.*}" ] || fail "the soname is $soname: before 1.0 it has the minor version"
 # Without the .so beside it, -lnibble can only mean the archive.
 mkdir "$work/hidden"
 mv "$libdir"/libnibble.so* "$work/hidden"
@@ -71,7 +74,7 @@ cp "$work/use.c" "$work/consumer"
 cat >"$work/consumer/CMakeLists.txt" <<'CMAKE'
 cmake_minimum_required(VERSION 3.25)
 project(consumer C)
-find_package(nibble 0.1 REQUIRED COMPONENTS static)
+find_package(nibble 0.2 REQUIRED COMPONENTS static)
 add_executable(use_shared use.c)
 target_link_libraries(use_shared PRIVATE nibble::nibble)
 add_executable(use_static use.c)
@@ -83,6 +86,41 @@ for kind in shared static; do
     "$work/consumer/build/use_$kind" || fail "the CMake consumer ($kind) failed"
 done
 ldd "$work/consumer/build/use_static" | grep libnibble >/dev/null && fail "nibble::nibble_static gave the shared library"
+
+# ---- the header in C++, and README's example ----
+if command -v "${CXX:-g++}" >/dev/null; then
+    cat >"$work/use.cc" <<'CXX'
+#include <nibble.h>
+int main()
+{
+    nbl_train_options how;
+    NBL_OPTIONS_INIT(how);
+    nbl_train_summary summary;
+    NBL_RESULT_INIT(summary);
+#if __cplusplus >= 202002L
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = NBL_COMPUTE_BF16};
+    return options.struct_size == 0 || how.struct_size == 0 || nbl_version() == nullptr;
+#else
+    return how.struct_size == 0 || nbl_version() == nullptr;
+#endif
+}
+CXX
+    for standard in 11 17 20; do
+        "${CXX:-g++}" -std=c++$standard -fsyntax-only -Wall -Wextra -Wno-missing-field-initializers -Werror -pedantic \
+            -I"$prefix/include" "$work/use.cc" ||
+            fail "the header does not compile as C++$standard"
+    done
+fi
+{
+    echo '#include <stdio.h>'
+    awk '/^```c$/{on = 1; next} /^```$/{on = 0} on && /^#include/' "$root/README.md"
+    echo 'int main(void)'
+    echo '{'
+    awk '/^```c$/{on = 1; next} /^```$/{on = 0} on && !/^#include/' "$root/README.md"
+    echo '}'
+} >"$work/readme.c"
+grep -q nbl_ "$work/readme.c" || fail "README has no example in C"
+"${CC:-cc}" -Wall -Wextra -Werror -fsyntax-only -I"$prefix/include" "$work/readme.c" || fail "README's example in C does not compile"
 
 # ---- what the shared library shows and calls ----
 nm -D --defined-only "$libdir/libnibble.so" | awk '{print $NF}' >"$work/symbols"

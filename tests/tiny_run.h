@@ -116,7 +116,7 @@ static inline void assert_same_adapter(const fixture *f, const char *a, const ch
     assert_same_file(output(f, a, "adapter_model.safetensors"), output(f, b, "adapter_model.safetensors"));
 }
 
-static inline int stop_at(void *user, const nbl_train_event *event)
+static inline bool stop_at(void *user, const nbl_train_event *event)
 {
     return event->kind == NBL_TRAIN_STEP && event->step == *(int64_t *)user;
 }

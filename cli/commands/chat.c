@@ -55,11 +55,11 @@ static void forget(void *user, nbl_string text)
     (void)text;
 }
 
-static int on_token(void *user, int64_t sequence, int32_t id)
+static bool on_token(void *user, int64_t sequence, int32_t id)
 {
     conversation *t = user;
     nbl_string text;
-    int stopped = 0;
+    bool stopped = false;
     (void)sequence;
     t->code = cli_writing_push(&t->writing, id, &text, &stopped);
     if (t->code == NBL_OK) say(t, text);
@@ -101,7 +101,7 @@ static nbl_status write_answer(conversation *t, const nbl_ids *prompt)
     cli_answer_begin();
     nbl_status code = nbl_model_generate(t->model, prompt, 1, &how, &result);
     if (code == NBL_OK) code = t->code;
-    int stopped = result.stopped;
+    bool stopped = result.stopped;
     if (code == NBL_OK) code = cli_writing_finish(&t->writing, say, t, &stopped);
     else (void)cli_writing_finish(&t->writing, forget, NULL, &stopped);
     cli_answer_end();
@@ -250,21 +250,21 @@ const cli_command cli_chat = {
     .name = "chat",
     .computes = true,
     .group = "Models",
-    .summary = "a conversation with a model",
-    .description =
-        "Reads lines, each a turn of the user, and prints the model's answers as they come, through the "
-        "chat template of the adapter or of the model. A pipe may take the place of the terminal: then "
-        "nothing but answers is "
-        "printed. /reset begins a new conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer "
-        "(before its first word: once the conversation was read); at the prompt it drops what was typed, and "
-        "leaves when nothing was.\n\n"
-        "At a terminal a line is edited with the keys of emacs (or of vi: see editrc(5)); Up and Ctrl-R find "
-        "earlier turns. Control characters that the model writes are shown as text. A pasted text of several "
-        "lines is one turn where the terminal marks what it pastes "
-        "(bracketed paste), else each of its lines is one.\n\n"
-        "The whole conversation is read anew with every turn. One that is longer than the model's positions "
-        "is refused, and goes on without that turn. With --json the conversation is the result, as "
-        "messages.",
+    .summary = "talk with a model",
+    .description = "Reads lines and prints the model's answers while they are generated. Each line "
+                   "is a turn of the user. Turns go through the chat template of the adapter or of "
+                   "the model. If standard input is not a terminal, only answers are printed.\n\n"
+                   "/reset begins a new conversation. /quit and Ctrl-D leave. Ctrl-C stops an "
+                   "answer; if the answer has no word yet, it stops once the model has read the "
+                   "conversation. At the prompt Ctrl-C drops the typed text, and leaves if there is "
+                   "none.\n\n"
+                   "At a terminal a line is edited with the keys of emacs (or of vi: see editrc(5)). "
+                   "Up and Ctrl-R find earlier turns. Control characters that the model writes are "
+                   "shown as text. A pasted text of several lines is one turn if the terminal marks "
+                   "what it pastes (bracketed paste). Otherwise each of its lines is a turn.\n\n"
+                   "The model reads the whole conversation with every turn. A turn that makes the "
+                   "conversation longer than the model's positions is refused, and the conversation "
+                   "goes on without it. With --json the result is the conversation, as messages.",
     .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){
@@ -272,8 +272,8 @@ const cli_command cli_chat = {
             {.name = "history",
              .argument = "FILE",
              .kind = CLI_PATH,
-             .help = "remember what is typed at a terminal for the next conversation, too: a JSON string per "
-                     "turn is added to FILE"},
+             .help = "keep the turns that are typed at a terminal for later "
+                     "conversations; each is added to FILE as a JSON string"},
             CLI_SAMPLING_OPTIONS("1024"),
             CLI_MODEL_OPTIONS,
             {.name = NULL},

@@ -40,7 +40,7 @@ const cli_option cli_common_options[] = {
      .kind = CLI_CHOICE,
      .choices = "cpu|cuda|auto",
      .fallback = "auto",
-     .help = "where to compute: auto is the first CUDA device if it can be used, or the CPU"},
+     .help = "where to compute; auto is the first CUDA device if it can be used, or else the CPU"},
     {.name = "quiet", .letter = 'q', .help = "no progress, no warnings and no closing summary"},
     {.name = "json", .help = "exactly one JSON document on standard output, errors included"},
     {.name = "help", .letter = 'h', .help = "show this help"},

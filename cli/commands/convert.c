@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "commands/commands.h"
+#include "model.h"
 #include "output.h"
 #include "session.h"
 
@@ -52,7 +53,7 @@ static int convert(const cli_call *call, convert_fn work, const char *storage, c
     int status;
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
-    nbl_convert_report report = {0};
+    nbl_convert_report report = {NBL_RESULT(nbl_convert_report)};
     double began = cli_now();
     cli_work_begin("nothing was written");
     nbl_status code = work(ctx, call, &report);
@@ -65,41 +66,27 @@ static int convert(const cli_call *call, convert_fn work, const char *storage, c
     return status;
 }
 
-static nbl_dtype dtype_of(const cli_call *call, const char *option)
-{
-    nbl_dtype dtype = NBL_DTYPE_F32;
-    nbl_dtype_parse(cli_get(call, option)->text, &dtype);
-    return dtype;
-}
-
 /* An option of both commands. */
 #define SHARD_SIZE_OPTION                                                                                    \
     {                                                                                                        \
         .name = "shard-size", .argument = "SIZE", .kind = CLI_SIZE, .fallback = "5G",                        \
-        .help =                                                                                              \
-            "start another file before one grows beyond this: 5G and 5GB are powers of 1000, 5GiB of 1024"   \
+        .help = "largest size of a file of weights; 5G and 5GB are powers of 1000, 5GiB of "                 \
+                "1024"                                                                                       \
     }
 
 /* ---- quantize ---- */
 
-static nbl_format format_of(const cli_call *call)
-{
-    nbl_format format = NBL_FORMAT_DENSE;
-    nbl_format_parse(cli_get(call, "format")->text, &format);
-    return format;
-}
-
 static nbl_status quantize(nbl_context *ctx, const cli_call *call, nbl_convert_report *report)
 {
-    nbl_format format = format_of(call);
+    nbl_format format = cli_format_of(call, "format");
     bool four_bit = format == NBL_FORMAT_NF4 || format == NBL_FORMAT_FP4;
     nbl_quantize_options how = {
         NBL_OPTIONS(nbl_quantize_options),
         .format = format,
         .block = four_bit ? cli_get(call, "block")->integer : 0,
-        .nested = cli_get(call, "double")->given,
+        .nested = cli_get(call, "double")->given ? NBL_NESTED_NEAREST : NBL_NESTED_NONE,
         .skip = cli_get(call, "skip")->text,
-        .compute_dtype = dtype_of(call, "compute-dtype"),
+        .compute_dtype = cli_dtype(call, "compute-dtype"),
         .shard_size = cli_get(call, "shard-size")->size,
         .allow_non_finite = cli_get(call, "allow-non-finite")->given,
     };
@@ -108,7 +95,7 @@ static nbl_status quantize(nbl_context *ctx, const cli_call *call, nbl_convert_r
 
 static int run_quantize(cli_call *call)
 {
-    nbl_format format = format_of(call);
+    nbl_format format = cli_format_of(call, "format");
     const char *name = cli_get(call, "format")->text;
     if (format != NBL_FORMAT_NF4 && format != NBL_FORMAT_FP4) {
         const char *only = cli_get(call, "block")->given    ? "block"
@@ -127,16 +114,16 @@ static int run_quantize(cli_call *call)
 const cli_command cli_quantize = {
     .name = "quantize",
     .group = "Convert",
-    .summary = "make the weights of a checkpoint 4 or 8 bits wide",
-    .description = "Writes folder OUT with the matrices of IN quantised, in the layout that transformers and "
-                   "bitsandbytes load "
-                   "(mxfp4: that transformers loads). Embeddings, norms, biases, the output head and "
-                   "whatever else those "
-                   "libraries leave alone keep their bytes, as do the tokenizer and all other files. A link "
-                   "that leads out of IN is refused, except weights and the hub's cache.\n\n"
-                   "IN is not changed. OUT must not exist; it appears complete or not at all. The result "
-                   "does not depend on the "
-                   "number of threads or the instruction set.",
+    .summary = "quantise the weights of a checkpoint to 4 or 8 bits",
+    .description = "Writes folder OUT with the matrices of IN quantised, in the layout "
+                   "that transformers and bitsandbytes load (mxfp4: that transformers "
+                   "loads). Embeddings, norms, biases, the output head, and all else that "
+                   "those libraries leave alone keep their bytes. So do the tokenizer and "
+                   "all other files. A link that leads out of IN is refused, except "
+                   "weights and the cache of the Hugging Face hub.\n\n"
+                   "IN is not changed. OUT must not exist. It appears complete or not at "
+                   "all. The result does not depend on the number of threads or the "
+                   "instruction set.",
     .arguments =
         (const cli_argument[]){
             {"IN", "the checkpoint to read, a folder in Hugging Face layout", CLI_PATH, NULL, false},
@@ -157,23 +144,26 @@ const cli_command cli_quantize = {
              .minimum = 32,
              .maximum = 4096,
              .fallback = "64",
-             .help = "nf4 and fp4: weights that share a scale, a power of two from 32 to 4096"},
+             .help = "nf4 and fp4: values that share a scale, a power of two from 32 to "
+                     "4096"},
             {.name = "double",
              .help = "nf4 and fp4: quantise the scales as well; with blocks of 64 this saves 0.37 bits per "
                      "weight"},
             {.name = "skip",
              .argument = "REGEX",
              .kind = CLI_TEXT,
-             .help = "leave weights alone whose name this regular expression (PCRE2) matches anywhere"},
+             .help = "leave weights alone if this regular expression (PCRE2) matches in "
+                     "their name"},
             {.name = "compute-dtype",
              .argument = "DTYPE",
              .kind = CLI_CHOICE,
              .choices = "f32|f16|bf16",
              .fallback = "bf16",
-             .help = "what users of OUT should compute in, written to its config.json"},
+             .help = "what programs that load OUT compute in; written to its config.json"},
             SHARD_SIZE_OPTION,
             {.name = "allow-non-finite",
-             .help = "accept NaN and infinite weights with a warning; without it they are refused"},
+             .help = "accept weights with NaN or infinities, with a warning; otherwise "
+                     "they are refused"},
             {.name = NULL},
         },
     .examples =
@@ -193,7 +183,7 @@ static nbl_status dequantize(nbl_context *ctx, const cli_call *call, nbl_convert
 {
     nbl_dequantize_options how = {
         NBL_OPTIONS(nbl_dequantize_options),
-        .dtype = dtype_of(call, "dtype"),
+        .dtype = cli_dtype(call, "dtype"),
         .shard_size = cli_get(call, "shard-size")->size,
     };
     return nbl_checkpoint_dequantize(ctx, call->arguments[0], call->arguments[1], &how, report);
@@ -208,13 +198,12 @@ static int run_dequantize(cli_call *call)
 const cli_command cli_dequantize = {
     .name = "dequantize",
     .group = "Convert",
-    .summary = "make a plain checkpoint of a quantised one",
-    .description =
-        "Writes folder OUT with every packed weight of IN (nf4, fp4, int8, mxfp4) decoded, bit for bit as "
-        "bitsandbytes and transformers decode it. All other tensors and files keep their bytes. A warning "
-        "names "
-        "each tensor with NaN or infinities.\n\n"
-        "IN is not changed. OUT must not exist; it appears complete or not at all.",
+    .summary = "make a 16- or 32-bit checkpoint of a quantised one",
+    .description = "Writes folder OUT with every packed weight of IN (nf4, fp4, int8, mxfp4) "
+                   "dequantized, bit for bit as bitsandbytes and transformers dequantize it. All "
+                   "other tensors and files keep their bytes. A warning names each tensor with NaN "
+                   "or infinities.\n\n"
+                   "IN is not changed. OUT must not exist. It appears complete or not at all.",
     .arguments =
         (const cli_argument[]){
             {"IN", "the quantised checkpoint to read", CLI_PATH, NULL, false},
@@ -228,7 +217,7 @@ const cli_command cli_dequantize = {
              .kind = CLI_CHOICE,
              .choices = "f32|f16|bf16",
              .fallback = "bf16",
-             .help = "dtype of the decoded weights"},
+             .help = "dtype of the dequantized weights"},
             SHARD_SIZE_OPTION,
             {.name = NULL},
         },

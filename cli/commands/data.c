@@ -99,8 +99,8 @@ static void print_counts(const nbl_data_summary *s)
 
 static nbl_status show(const cli_call *call, nbl_run *run)
 {
-    nbl_data_summary summary;
-    nbl_preview preview;
+    nbl_data_summary summary = {NBL_RESULT(nbl_data_summary)};
+    nbl_preview preview = {NBL_RESULT(nbl_preview)};
     nbl_status code = nbl_run_data(run, &summary);
     if (code != NBL_OK) return code;
     json_t *document = count_of(&summary), *list = cli_json_array();
@@ -136,13 +136,12 @@ static int run(cli_call *call)
 const cli_command cli_data = {
     .name = "data",
     .group = "Train",
-    .summary = "what a training run would see",
-    .description =
-        "Reads the data of a run as training would: every row is parsed, made into tokens and counted. Then "
-        "it shows a few examples; what is not trained is dimmed on a terminal and has a \"-\" before it "
-        "elsewhere. A row that cannot be used ends the command with its file and line, unless the run says "
-        "skip_bad_rows.\n\n"
-        "Nothing is trained and no weight is read.",
+    .summary = "show the data of a training run as the model sees them",
+    .description = "Reads the data of a run as training does: parses each row, makes tokens of it "
+                   "and counts them. Then shows a few examples. Text that is not trained is dimmed "
+                   "on a terminal; elsewhere it has a \"-\" before it. A row that cannot be used "
+                   "ends the command with its file and line, unless the run has skip_bad_rows.\n\n"
+                   "Nothing is trained and no weight is read.",
     .arguments = CLI_RUN_ARGUMENT,
     .options =
         (const cli_option[]){

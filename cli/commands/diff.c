@@ -149,14 +149,14 @@ const cli_command cli_diff = {
     .name = "diff",
     .group = "Look",
     .summary = "compare the weights of two checkpoints",
-    .description = "Compares two checkpoints weight by weight, by value: formats, dtypes and files may "
-                   "differ. Packed weights are "
-                   "decoded first. For each tensor it tells the largest difference (max_abs), the norm of "
-                   "the difference over "
-                   "the norm of B's tensor (rel_norm) and the cosine between the two.\n\n"
-                   "Exit status 0: nothing is missing, shapes agree, and every rel_norm is at most the "
-                   "tolerance; else 1. "
-                   "'equal' is stricter than tolerance 0: it tells zeros of different sign apart.",
+    .description = "Compares two checkpoints weight by weight, by value. Formats, dtypes "
+                   "and files may differ: packed weights are dequantized first. Shows for "
+                   "each tensor the largest difference (max_abs), the norm of the "
+                   "difference over the norm of B's tensor (rel_norm), and the cosine "
+                   "between the two.\n\n"
+                   "The exit status is 0 if nothing is missing, shapes agree, and each "
+                   "rel_norm is at most the tolerance. Otherwise it is 1. 'equal' is "
+                   "stricter than tolerance 0: zeros of different sign are not equal.",
     .arguments =
         (const cli_argument[]){
             {"A", "a checkpoint: a folder or one .safetensors file", CLI_PATH, NULL, false},

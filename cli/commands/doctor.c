@@ -26,17 +26,17 @@ static uint64_t memory_bytes(void)
 
 static bool library(int64_t index, nbl_library *it)
 {
-    static const nbl_library none;
+    static const nbl_library none = {NBL_RESULT(nbl_library)};
     const struct {
         const char *name, *version, *enables;
     } own[] = {{"jansson", jansson_version_str(), "--json, and ids and conversations from files"},
                {"libedit", cli_editor_version(), "line editing and history in chat"}};
+    *it = none;
     if (nbl_library_get(index, it)) return true;
     int64_t count = 0;
     while (nbl_library_get(count, it)) count++;
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
         if (own[i].version == NULL || count++ != index) continue; /* NULL: the tool was built without it */
-        *it = none;
         it->name = own[i].name;
         it->enables = own[i].enables;
         snprintf(it->version, sizeof it->version, "%s", own[i].version);
@@ -80,7 +80,7 @@ static json_t *cuda_devices(nbl_context *ctx, const char **why)
     }
     json_t *devices = cli_json_array();
     for (int i = 0; i < count; i++) {
-        nbl_cuda_device device;
+        nbl_cuda_device device = {NBL_RESULT(nbl_cuda_device)};
         if (nbl_cuda_device_get(ctx, i, &device) != NBL_OK) {
             *why = cli_format("%s", nbl_error_message(ctx));
             continue;
@@ -100,7 +100,7 @@ static json_t *cuda_devices(nbl_context *ctx, const char **why)
 static void print_json(nbl_context *ctx, const char *cpu)
 {
     json_t *document = cli_json_object(), *levels = cli_json_array(), *libraries = cli_json_array();
-    nbl_isa_level level;
+    nbl_isa_level level = {NBL_RESULT(nbl_isa_level)};
     nbl_library lib;
     const char *found = "";
     for (int64_t i = 0; nbl_isa_level_get(ctx, i, &level); i++) {
@@ -155,7 +155,7 @@ static void print_cuda(nbl_context *ctx)
     } else {
         fact("cuda", cli_format("built in; driver %s", driver ? driver : "unknown"));
         for (int i = 0; i < count; i++) {
-            nbl_cuda_device device;
+            nbl_cuda_device device = {NBL_RESULT(nbl_cuda_device)};
             if (nbl_cuda_device_get(ctx, i, &device) != NBL_OK)
                 fprintf(cli_out(), "  %-12d %s\n", i, nbl_error_message(ctx));
             else
@@ -168,7 +168,7 @@ static void print_cuda(nbl_context *ctx)
 static void print_text(nbl_context *ctx, const char *cpu)
 {
     const char *forced = getenv("NIBBLE_ISA");
-    nbl_isa_level level;
+    nbl_isa_level level = {NBL_RESULT(nbl_isa_level)};
     nbl_library lib;
     fact("nibble", nbl_version());
     fact("cpu", cpu ? cpu : "unknown");
@@ -203,12 +203,11 @@ static int run(cli_call *call)
 const cli_command cli_doctor = {
     .name = "doctor",
     .group = "Look",
-    .summary = "the machine as nibble sees it",
-    .description = "Tells the processor, its cores and the memory; the instruction sets that were found and "
-                   "those that the "
-                   "kernels use; the libraries in the versions that were found; whether CUDA is built in and "
-                   "a driver is "
-                   "there; and what each of them enables.",
+    .summary = "show the processor, the libraries and the CUDA devices",
+    .description = "Shows the processor, its cores and the memory. Shows the instruction "
+                   "sets that were found and those that the kernels use. Shows the "
+                   "versions of the linked libraries, whether CUDA is built in, and "
+                   "whether a driver is there. Says what each of them enables.",
     .examples =
         (const cli_example[]){
             {"what a bug report should contain", "doctor"},

@@ -133,7 +133,7 @@ typedef struct counts {
     nbl_evaluation found;
 } counts;
 
-static int on_progress(void *user, int64_t done, int64_t total)
+static bool on_progress(void *user, int64_t done, int64_t total)
 {
     (void)user;
     return cli_progress_count("tokens", (uint64_t)done, (uint64_t)total);
@@ -279,7 +279,7 @@ static int run(cli_call *call)
     if (ctx == NULL) return status;
     nbl_model *model = NULL;
     nbl_tokenizer *tokenizer = NULL;
-    counts c = {0};
+    counts c = {.found = {NBL_RESULT(nbl_evaluation)}};
     status = read_texts(&t);
     if (status == CLI_DONE) {
         nbl_status code = cli_model_open(call, ctx, false, &model);
@@ -304,17 +304,19 @@ const cli_command cli_eval = {
     .name = "eval",
     .computes = true,
     .group = "Models",
-    .summary = "how well a model predicts texts, or the answers of conversations",
-    .description =
-        "Perplexity, mean loss and the share of tokens that are the model's first guess. The file has one "
-        "JSON object per line, with a text or with messages; a .txt file is one text.\n\n"
-        "Of texts every token but the first is counted. Messages go through the chat template, the "
-        "adapter's before the model's, and the answers are counted: the tokens that a run with "
-        "roles_to_train: [assistant] would train on (see docs/DATA.md). With --all every token of a "
-        "conversation but its first is counted. The output says how many tokens were counted.\n\n"
-        "What is longer than the model's positions is cut. A row in which nothing is counted is dropped. "
-        "The numbers of both are told, the latter by their reasons.\n\n"
-        "With --fail-above the exit status is 1 when the perplexity is higher.",
+    .summary = "measure how well a model predicts texts, or the answers of conversations",
+    .description = "Measures perplexity, mean loss, and the share of tokens that are the model's "
+                   "first choice. The file has one JSON object per line, with a text or with "
+                   "messages. A .txt file is one text.\n\n"
+                   "In texts every token but the first counts. Messages go through the chat template "
+                   "of the adapter or of the model, and the answers count: the tokens that a run "
+                   "with roles_to_train: [assistant] would train on (see docs/DATA.md). With --all "
+                   "every token of a conversation but its first counts. The output says how many "
+                   "tokens counted.\n\n"
+                   "Sequences longer than the model's positions are cut. A row in which no token "
+                   "counts is dropped. The output says how many were cut, and how many were dropped "
+                   "for which reason.\n\n"
+                   "With --fail-above the exit status is 1 if the perplexity is higher.",
     .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){
@@ -328,13 +330,14 @@ const cli_command cli_eval = {
              .kind = CLI_TEXT,
              .fallback = "text",
              .help = "the key of the text in each object"},
-            {.name = "all", .help = "of conversations count every token, not only the answers"},
+            {.name = "all", .help = "count every token of conversations, not only the answers"},
             {.name = "max-tokens",
              .argument = "N",
              .kind = CLI_INTEGER,
              .minimum = 2,
              .maximum = 1 << 24,
-             .help = "cut texts and conversations to so many tokens (default: the model's positions)"},
+             .help = "cut texts and conversations to N tokens (default: the model's "
+                     "positions)"},
             {.name = "fail-above",
              .argument = "PPL",
              .kind = CLI_NUMBER,

@@ -34,15 +34,17 @@ static void print_summary(const cli_call *call, const nbl_export_report *report,
 static int run_export(cli_call *call)
 {
     int status;
-    nbl_export_options how = {NBL_OPTIONS(nbl_export_options), .type = cli_get(call, "type")->text,
+    nbl_export_type type = NBL_EXPORT_DEFAULT;
+    nbl_export_type_parse(cli_get(call, "type")->text, &type);
+    nbl_export_options how = {NBL_OPTIONS(nbl_export_options), .type = type,
                               .adapter = cli_get(call, "adapter")->text,
                               .ollama = cli_get(call, "ollama")->given};
-    if (how.type == NULL && how.adapter == NULL)
+    if (type == NBL_EXPORT_DEFAULT && how.adapter == NULL)
         return cli_usage(call, NULL,
                          "--type is missing: f32, f16, bf16, q8_0 or q4_0 (or --adapter for a GGUF LoRA)");
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
-    nbl_export_report report;
+    nbl_export_report report = {NBL_RESULT(nbl_export_report)};
     double began = cli_now();
     cli_work_begin("nothing was written");
     nbl_status code = nbl_export(ctx, call->arguments[0], call->arguments[1], &how, &report);
@@ -58,15 +60,15 @@ const cli_command cli_export = {
     .name = "export",
     .group = "Convert",
     .summary = "write a GGUF file that llama.cpp and Ollama run",
-    .description = "Writes file OUT from folder MODEL (llama, mistral, qwen2, qwen3, gemma2 or gemma3_text, "
-                   "16-bit or quantised): "
-                   "weights, metadata, tokenizer and chat template. Matrices get the type that is asked for, "
-                   "vectors are f32. "
-                   "With --adapter the adapter is merged on the way, and its tokenizer and chat template are "
-                   "taken where it has "
-                   "its own; with --adapter and no --type OUT is a "
-                   "GGUF LoRA.\n\n"
-                   "MODEL is not changed. OUT must not exist; it appears complete or not at all.",
+    .description = "Writes the GGUF file OUT from folder MODEL: weights, metadata, "
+                   "tokenizer and chat template. MODEL is llama, mistral, qwen2, qwen3, "
+                   "gemma2 or gemma3_text, 16-bit or quantised. Matrices have the type "
+                   "that --type names. Vectors are f32.\n\n"
+                   "With --adapter the adapter is merged into the weights. Its tokenizer "
+                   "and chat template replace those of MODEL, if it has its own. With "
+                   "--adapter and without --type, OUT is a GGUF LoRA.\n\n"
+                   "MODEL is not changed. OUT must not exist. It appears complete or not "
+                   "at all.",
     .arguments =
         (const cli_argument[]){
             {"MODEL", "the model to read, a folder in Hugging Face layout", CLI_PATH, NULL, false},

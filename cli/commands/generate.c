@@ -34,11 +34,11 @@ static void say(void *user, nbl_string text)
     if (j->streaming && j->write_error == 0) j->write_error = cli_say(text);
 }
 
-static int on_token(void *user, int64_t sequence, int32_t id)
+static bool on_token(void *user, int64_t sequence, int32_t id)
 {
     job *j = user;
     nbl_string text;
-    int stopped = 0;
+    bool stopped = false;
     if (j->new_tokens++ == 0) j->first = cli_now();
     if (j->writing == NULL || j->code != NBL_OK) return j->code != NBL_OK;
     j->code = cli_writing_push(&j->writing[sequence], id, &text, &stopped);
@@ -77,7 +77,7 @@ static nbl_status read_prompts(job *j)
 
 /* Returns the text of a result up to a stop string; *stopped: there was one. The caller frees
  * it. */
-static nbl_status text_of(job *j, const nbl_ids *ids, char **text, size_t *size, size_t *shown, int *stopped)
+static nbl_status text_of(job *j, const nbl_ids *ids, char **text, size_t *size, size_t *shown, bool *stopped)
 {
     nbl_status code = nbl_tokenizer_decode(j->tokenizer, ids->ids, ids->count, 1, text, size);
     if (code != NBL_OK) return code;
@@ -85,7 +85,7 @@ static nbl_status text_of(job *j, const nbl_ids *ids, char **text, size_t *size,
     if (j->ends.text_count == 0) return NBL_OK;
     nbl_stop_matcher *matcher;
     nbl_string before;
-    int found = 0;
+    bool found = false;
     code = nbl_stop_matcher_open(j->ctx, j->ends.texts, j->ends.text_count, &matcher);
     if (code == NBL_OK) code = nbl_stop_matcher_push(matcher, (nbl_string){*text, *size}, &before, &found);
     if (code == NBL_OK && found) *shown = before.size; /* the text is the beginning of what was decoded */
@@ -102,7 +102,7 @@ static nbl_status print_results(job *j)
     for (int64_t i = 0; i < j->prompts.count; i++) {
         const nbl_generated *r = &j->results[i];
         json_t *it = cli_json_object(), *ids = cli_json_array();
-        int stopped = r->stopped;
+        bool stopped = r->stopped;
         prompt_tokens += j->prompts.lists[i].count;
         for (int64_t t = 0; t < r->ids.count; t++) cli_json_add(ids, json_integer(r->ids.ids[t]));
         cli_json_set(it, "ids", ids);
@@ -135,7 +135,7 @@ static nbl_status print_results(job *j)
 static nbl_status print_texts(job *j)
 {
     if (j->streaming) {
-        int stopped = 0;
+        bool stopped = false;
         nbl_status code = cli_writing_finish(&j->writing[0], say, j, &stopped);
         say(j, (nbl_string){"\n", 1});
         return code;
@@ -144,7 +144,7 @@ static nbl_status print_texts(job *j)
         const nbl_ids *ids = &j->results[i].ids;
         char *text;
         size_t size, shown;
-        int stopped = 0;
+        bool stopped = false;
         if (j->tokenizer) {
             nbl_status code = text_of(j, ids, &text, &size, &shown, &stopped);
             if (code != NBL_OK) return code;
@@ -221,16 +221,15 @@ const cli_command cli_generate = {
     .name = "generate",
     .computes = true,
     .group = "Models",
-    .summary = "text that a model continues",
-    .description =
-        "Continues a prompt, the answer to a chat message, or sequences of token ids, which run "
-        "as one batch. Text is "
-        "printed as it comes. Without --temperature the likeliest token is taken each time. On a "
-        "terminal control characters that the model writes are shown as text (\\x1b, \\u202e); into a "
-        "pipe its bytes are kept.\n\n"
-        "A --stop ends a sequence when its text contains it: the text is cut before it, and ids "
-        "(--json) are all tokens generated, the one that completed it included. A --stop that "
-        "spells a special token ends at that token.",
+    .summary = "continue a text, or answer a message",
+    .description = "Continues a prompt, or answers a chat message, or continues sequences of token "
+                   "ids in one batch. Text is printed while it is generated. Without --temperature "
+                   "each token is the likeliest one. On a terminal, control characters that the "
+                   "model writes are shown as text (\\x1b, \\u202e). A pipe or file gets its "
+                   "bytes.\n\n"
+                   "--stop ends a sequence whose text contains S, and cuts the text before S. With "
+                   "--json the ids are all tokens that were generated, those of S included. If S "
+                   "spells a special token, the sequence ends at that token.",
     .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){

@@ -235,22 +235,19 @@ static int run(cli_call *call)
 const cli_command cli_inspect = {
     .name = "inspect",
     .group = "Look",
-    .summary = "what is in a checkpoint, a GGUF file or an adapter",
-    .description =
-        "Tells the architecture, the number of parameters, the size, the storage formats and how a "
-        "checkpoint "
-        "was quantised, and lists what is wrong with it. A packed weight is one tensor, with its logical "
-        "shape; its bytes include its scales and state. Only headers are read, so this is quick for any "
-        "size; --values reads everything.\n\n"
-        "Of a GGUF file it also tells the tokenizer and the metadata: numbers, texts cut to 200 bytes, and "
-        "the "
-        "first values of arrays.\n\n"
-        "Of an adapter saved by PEFT (a folder, or adapter_model.safetensors in it) it tells the settings. "
-        "All "
-        "its values are read, and those that are not finite are told. With --base it is compared with a "
-        "model: modules, shapes, and what the settings ask for.\n\n"
-        "What has problems that can still be listed gives exit status 0; the problems are in the listing, "
-        "every one that is found.",
+    .summary = "show what is in a checkpoint, a GGUF file or an adapter",
+    .description = "Shows the architecture, the number of parameters, the size, the storage formats, "
+                   "and how a checkpoint was quantised. Lists what is wrong with it. A packed weight "
+                   "is one tensor with its logical shape. Its bytes include its scales and its "
+                   "state. Only headers are read, so this is quick for any size. --values reads all "
+                   "values.\n\n"
+                   "For a GGUF file, also shows the tokenizer and the metadata: numbers, texts cut "
+                   "to 200 bytes, and the first values of arrays.\n\n"
+                   "For an adapter saved by PEFT (a folder, or adapter_model.safetensors in it), "
+                   "shows the settings. All values are read, and those that are not finite are "
+                   "counted. With --base the adapter is compared with a model: modules, shapes, and "
+                   "what the settings need.\n\n"
+                   "The exit status is 0 if the problems could be listed. All of them are listed.",
     .arguments =
         (const cli_argument[]){
             {"PATH", "a folder in Hugging Face layout, a .safetensors or .gguf file, or an adapter", CLI_PATH,
@@ -260,12 +257,11 @@ const cli_command cli_inspect = {
     .options =
         (const cli_option[]){
             {.name = "tensors", .help = "list every tensor: name, format, shape, bytes, file"},
-            {.name = "values",
-             .help = "read every value, too: tensors that hold NaN or infinities are problems"},
+            {.name = "values", .help = "read all values, too: a tensor with NaN or infinities is a problem"},
             {.name = "base",
              .argument = "DIR",
              .kind = CLI_PATH,
-             .help = "of an adapter: whether it fits this model (a folder or a .gguf file)"},
+             .help = "compare an adapter with this model, a folder or a .gguf file"},
             {.name = NULL},
         },
     .examples =

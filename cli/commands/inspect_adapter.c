@@ -84,7 +84,7 @@ static void print_document(const nbl_adapter *adapter, const char *base, bool wi
     cli_json_set(document, "replaced_weights", json_integer(s->replaced));
     cli_json_set(document, "parameters", cli_json_unsigned((uint64_t)s->parameters));
     cli_json_set(document, "bytes", cli_json_unsigned(s->bytes));
-    cli_json_set(document, "dtype", cli_json_text(s->dtype));
+    cli_json_set(document, "dtype", cli_json_text(s->same_dtype ? nbl_dtype_name(s->dtype) : NULL));
     cli_json_set(document, "formats", cli_totals_json(&all));
     cli_json_set(document, "non_finite", json_integer(s->non_finite));
     cli_json_set(document, "base", cli_json_text(base));

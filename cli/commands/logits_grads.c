@@ -86,8 +86,9 @@ const cli_command cli_logits = {
     .name = "logits",
     .computes = true,
     .group = "Models",
-    .summary = "the logits of every position of token sequences",
-    .description = "Writes tensors logits.0, logits.1, ... of f32 [tokens, vocabulary], one per sequence.",
+    .summary = "compute the logits of every position of token sequences",
+    .description = "Writes a file of tensors logits.0, logits.1, ..., one per sequence: "
+                   "f32 [tokens, vocabulary].",
     .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){
@@ -109,11 +110,12 @@ const cli_command cli_grads = {
     .name = "grads",
     .computes = true,
     .group = "Models",
-    .summary = "one forward and backward pass: loss and the adapter's gradients",
-    .description = "The mean loss over all trained tokens, and the gradient of each tensor of the adapter, "
-                   "modules_to_save included, under its name in "
-                   "PEFT's file, in f32. A label of -100 is not trained; the label of a token is what is "
-                   "predicted before it. There is no dropout unless --dropout asks for it.",
+    .summary = "compute the loss and the adapter's gradients in one pass",
+    .description = "Computes the mean loss over all trained tokens, and writes the "
+                   "gradient of each tensor of the adapter: f32, under its name in PEFT's "
+                   "file, modules_to_save included. A label of -100 is not trained. The "
+                   "label of a token is what the model should predict before it. There is "
+                   "no dropout, unless --dropout is given.",
     .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){
@@ -126,7 +128,9 @@ const cli_command cli_grads = {
             CLI_ADAPTER_OPTION("the adapter, as PEFT saves it", true),
             OUT_OPTION,
             FORCE_OPTION,
-            {.name = "pack", .help = "all sequences in one pass; without --dropout the result is the same"},
+            {.name = "pack",
+             .help = "compute all sequences in one pass; without --dropout the "
+                     "result is the same"},
             {.name = "dropout", .help = "apply the adapter's lora_dropout, with the masks of seed 0"},
             CLI_COMPUTE_OPTIONS,
             {.name = NULL},

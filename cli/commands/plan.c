@@ -9,6 +9,8 @@
 #include "run.h"
 #include "session.h"
 
+enum { MAX_VALUES = 16 }; /* of the values, only the largest are shown */
+
 static json_t *arenas_json(const nbl_plan_arenas *a)
 {
     json_t *arenas = cli_json_object();
@@ -25,14 +27,15 @@ static json_t *arenas_json(const nbl_plan_arenas *a)
 static json_t *ops_json(const nbl_model_plan *p)
 {
     json_t *ops = cli_json_array();
-    for (int64_t i = 0; i < p->op_count; i++) {
+    const nbl_planned_op *op;
+    for (int64_t i = 0; (op = nbl_model_plan_get_op(p, i)); i++) {
         json_t *it = cli_json_object();
-        cli_json_set(it, "op", cli_json_text(p->ops[i].op));
-        cli_json_set(it, "impl", cli_json_text(p->ops[i].impl));
-        cli_json_set(it, "pass", cli_json_text(p->ops[i].pass));
-        cli_json_set(it, "count", json_integer(p->ops[i].count));
-        cli_json_set(it, "flops", cli_json_number(p->ops[i].flops));
-        cli_json_set(it, "bytes", cli_json_number(p->ops[i].bytes));
+        cli_json_set(it, "op", cli_json_text(op->op));
+        cli_json_set(it, "impl", cli_json_text(op->impl));
+        cli_json_set(it, "pass", cli_json_text(nbl_plan_pass_name(op->pass)));
+        cli_json_set(it, "count", json_integer(op->count));
+        cli_json_set(it, "flops", cli_json_number(op->flops));
+        cli_json_set(it, "bytes", cli_json_number(op->bytes));
         cli_json_add(ops, it);
     }
     return ops;
@@ -41,12 +44,13 @@ static json_t *ops_json(const nbl_model_plan *p)
 static json_t *casts_json(const nbl_model_plan *p)
 {
     json_t *casts = cli_json_array();
-    for (int64_t i = 0; i < p->cast_count; i++) {
+    const nbl_planned_cast *cast;
+    for (int64_t i = 0; (cast = nbl_model_plan_get_cast(p, i)); i++) {
         json_t *it = cli_json_object();
-        cli_json_set(it, "at", cli_json_text(p->casts[i].at));
-        cli_json_set(it, "from", cli_json_text(nbl_dtype_name(p->casts[i].from)));
-        cli_json_set(it, "to", cli_json_text(nbl_dtype_name(p->casts[i].to)));
-        cli_json_set(it, "why", cli_json_text(p->casts[i].why));
+        cli_json_set(it, "at", cli_json_text(cast->at));
+        cli_json_set(it, "from", cli_json_text(nbl_dtype_name(cast->from)));
+        cli_json_set(it, "to", cli_json_text(nbl_dtype_name(cast->to)));
+        cli_json_set(it, "why", cli_json_text(cast->why));
         cli_json_add(casts, it);
     }
     return casts;
@@ -55,13 +59,13 @@ static json_t *casts_json(const nbl_model_plan *p)
 static json_t *values_json(const nbl_model_plan *p)
 {
     json_t *values = cli_json_array();
-    for (int64_t i = 0; i < p->value_count; i++) {
-        const nbl_planned_value *v = &p->values[i];
+    const nbl_planned_value *v;
+    for (int64_t i = 0; i < MAX_VALUES && (v = nbl_model_plan_get_value(p, i)); i++) {
         json_t *it = cli_json_object(), *shape = cli_json_array();
         for (int k = 0; k < v->rank; k++) cli_json_add(shape, json_integer(v->shape[k]));
         cli_json_set(it, "name", cli_json_text(v->name));
         cli_json_set(it, "count", json_integer(v->count));
-        cli_json_set(it, "arena", cli_json_text(v->arena));
+        cli_json_set(it, "arena", cli_json_text(nbl_plan_arena_name(v->arena)));
         cli_json_set(it, "dtype", v->rank ? cli_json_text(nbl_dtype_name(v->dtype)) : json_null());
         cli_json_set(it, "shape", shape);
         cli_json_set(it, "bytes", cli_json_unsigned(v->bytes));
@@ -72,21 +76,22 @@ static json_t *values_json(const nbl_model_plan *p)
 
 static void print_json(const nbl_model_plan *p)
 {
+    const nbl_model_plan_summary *s = nbl_model_plan_get_summary(p);
     json_t *document = cli_json_object(), *again = cli_json_object();
-    cli_json_set(again, "mode", cli_json_text(p->recompute));
-    cli_json_set(again, "layers", json_integer(p->recomputed_layers));
-    cli_json_set(again, "flops", cli_json_number(p->recompute_flops));
-    cli_json_set(document, "arenas", arenas_json(&p->arenas));
-    cli_json_set(document, "total_bytes", cli_json_unsigned(p->total_bytes));
+    cli_json_set(again, "mode", cli_json_text(nbl_plan_recompute_name(s->recompute)));
+    cli_json_set(again, "layers", json_integer(s->recomputed_layers));
+    cli_json_set(again, "flops", cli_json_number(s->recompute_flops));
+    cli_json_set(document, "arenas", arenas_json(&s->arenas));
+    cli_json_set(document, "total_bytes", cli_json_unsigned(s->total_bytes));
     cli_json_set(document, "largest", values_json(p));
     cli_json_set(document, "casts", casts_json(p));
     cli_json_set(document, "ops", ops_json(p));
     cli_json_set(document, "recompute", again);
-    cli_json_set(document, "decoded_weights", json_integer(p->dequantized_weights));
-    cli_json_set(document, "decoded_bytes", cli_json_unsigned(p->dequantized_bytes));
-    cli_json_set(document, "host_bytes", cli_json_unsigned(p->host_bytes));
-    cli_json_set(document, "longest_sequence", json_integer(p->longest_sequence));
-    cli_json_set(document, "smallest_memory", cli_json_unsigned(p->smallest_memory));
+    cli_json_set(document, "decoded_weights", json_integer(s->dequantized_weights));
+    cli_json_set(document, "decoded_bytes", cli_json_unsigned(s->dequantized_bytes));
+    cli_json_set(document, "host_bytes", cli_json_unsigned(s->host_bytes));
+    cli_json_set(document, "longest_sequence", json_integer(s->longest_sequence));
+    cli_json_set(document, "smallest_memory", cli_json_unsigned(s->smallest_memory));
     cli_json_print(document);
 }
 
@@ -95,31 +100,32 @@ static void print_line(const char *name, uint64_t bytes)
     fprintf(cli_out(), "  %-11s %9s\n", name, cli_bytes((double)bytes));
 }
 
-static void print_arenas(const nbl_model_plan *p)
+static void print_arenas(const nbl_model_plan_summary *s)
 {
-    print_line("weights", p->arenas.weights);
-    print_line("adapters", p->arenas.adapters);
-    print_line("optimizer", p->arenas.optimizer);
-    print_line("saved", p->arenas.saved);
-    print_line("scratch", p->arenas.scratch);
-    print_line("kv", p->arenas.kv);
-    if (p->arenas.device) print_line("device", p->arenas.device);
-    print_line("total", p->total_bytes);
-    if (p->host_bytes) print_line("on the host", p->host_bytes);
+    print_line("weights", s->arenas.weights);
+    print_line("adapters", s->arenas.adapters);
+    print_line("optimizer", s->arenas.optimizer);
+    print_line("saved", s->arenas.saved);
+    print_line("scratch", s->arenas.scratch);
+    print_line("kv", s->arenas.kv);
+    if (s->arenas.device) print_line("device", s->arenas.device);
+    print_line("total", s->total_bytes);
+    if (s->host_bytes) print_line("on the host", s->host_bytes);
 }
 
 static void print_values(const nbl_model_plan *p)
 {
     fprintf(cli_out(), "\n  %9s %6s %-9s %-5s %-20s %s\n", "largest", "count", "arena", "dtype", "shape",
             "name");
-    for (int64_t i = 0; i < p->value_count; i++) {
-        const nbl_planned_value *v = &p->values[i];
+    const nbl_planned_value *v;
+    for (int64_t i = 0; i < MAX_VALUES && (v = nbl_model_plan_get_value(p, i)); i++) {
         char shape[256] = "", *end = shape;
         for (int k = 0; k < v->rank; k++)
             end += snprintf(end, (size_t)(shape + sizeof shape - end), "%s%" PRId64, k ? " " : "",
                             v->shape[k]);
         fprintf(cli_out(), "  %9s %6" PRId64 " %-9s %-5s %-20s %s\n", cli_bytes((double)v->bytes), v->count,
-                v->arena, v->rank ? nbl_dtype_name(v->dtype) : "-", v->rank ? shape : "-", v->name);
+                nbl_plan_arena_name(v->arena), v->rank ? nbl_dtype_name(v->dtype) : "-",
+                v->rank ? shape : "-", v->name);
     }
 }
 
@@ -127,34 +133,37 @@ static void print_ops(const nbl_model_plan *p)
 {
     fprintf(cli_out(), "\n  %-24s %-28s %-8s %6s %12s %10s\n", "operator", "implementation", "pass", "count",
             "GFLOP", "GB");
-    for (int64_t i = 0; i < p->op_count; i++)
-        fprintf(cli_out(), "  %-24s %-28s %-8s %6" PRId64 " %12.3f %10.3f\n", p->ops[i].op, p->ops[i].impl,
-                p->ops[i].pass, p->ops[i].count, p->ops[i].flops * 1e-9, p->ops[i].bytes * 1e-9);
+    const nbl_planned_op *op;
+    for (int64_t i = 0; (op = nbl_model_plan_get_op(p, i)); i++)
+        fprintf(cli_out(), "  %-24s %-28s %-8s %6" PRId64 " %12.3f %10.3f\n", op->op, op->impl,
+                nbl_plan_pass_name(op->pass), op->count, op->flops * 1e-9, op->bytes * 1e-9);
 }
 
 static void print_text(const nbl_model_plan *p)
 {
-    print_arenas(p);
+    const nbl_model_plan_summary *s = nbl_model_plan_get_summary(p);
+    const nbl_planned_cast *cast;
+    print_arenas(s);
     print_values(p);
     print_ops(p);
-    fprintf(cli_out(), "\n  casts: %" PRId64 "\n", p->cast_count);
-    for (int64_t i = 0; i < p->cast_count; i++)
-        fprintf(cli_out(), "  %s: %s to %s: %s\n", p->casts[i].at, nbl_dtype_name(p->casts[i].from),
-                nbl_dtype_name(p->casts[i].to), p->casts[i].why);
-    if (strcmp(p->recompute, "none") == 0) fprintf(cli_out(), "  recomputed: none\n");
+    fprintf(cli_out(), "\n  casts: %" PRId64 "\n", s->cast_count);
+    for (int64_t i = 0; (cast = nbl_model_plan_get_cast(p, i)); i++)
+        fprintf(cli_out(), "  %s: %s to %s: %s\n", cast->at, nbl_dtype_name(cast->from),
+                nbl_dtype_name(cast->to), cast->why);
+    if (s->recompute == NBL_PLAN_RECOMPUTE_NONE) fprintf(cli_out(), "  recomputed: none\n");
     else
         fprintf(cli_out(), "  recomputed: %s of %" PRId64 " of %" PRId64 " layers, %.3f GFLOP\n",
-                strcmp(p->recompute, "cheap") == 0 ? "what is cheap" : "all", p->recomputed_layers, p->layers,
-                p->recompute_flops * 1e-9);
-    if (p->dequantized_weights)
-        fprintf(cli_out(), "  decoded once: %" PRId64 " weights, %s\n", p->dequantized_weights,
-                cli_bytes((double)p->dequantized_bytes));
-    fprintf(cli_out(), "  longest sequence: %" PRId64 " tokens\n", p->longest_sequence);
-    fprintf(cli_out(), "  smallest memory: %s (%" PRIu64 " bytes)\n", cli_bytes((double)p->smallest_memory),
-            p->smallest_memory);
+                s->recompute == NBL_PLAN_RECOMPUTE_CHEAP ? "what is cheap" : "all", s->recomputed_layers,
+                s->layers, s->recompute_flops * 1e-9);
+    if (s->dequantized_weights)
+        fprintf(cli_out(), "  decoded once: %" PRId64 " weights, %s\n", s->dequantized_weights,
+                cli_bytes((double)s->dequantized_bytes));
+    fprintf(cli_out(), "  longest sequence: %" PRId64 " tokens\n", s->longest_sequence);
+    fprintf(cli_out(), "  smallest memory: %s (%" PRIu64 " bytes)\n", cli_bytes((double)s->smallest_memory),
+            s->smallest_memory);
 }
 
-static nbl_status plan_run(const cli_call *call, nbl_context *ctx, nbl_run **run, nbl_model_plan *plan)
+static nbl_status plan_run(const cli_call *call, nbl_context *ctx, nbl_run **run, nbl_model_plan **plan)
 {
     nbl_status code = cli_run_open(call, ctx, cli_get(call, "train")->text, cli_get(call, "set"), run);
     if (code == NBL_OK) code = cli_use_device_of(ctx, *run);
@@ -186,17 +195,18 @@ static int run(cli_call *call)
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
     nbl_model *model = NULL;
-    nbl_model_plan *plan = cli_alloc(sizeof *plan);
+    nbl_model_plan *plan = NULL;
     nbl_run *r = NULL;
     bool of_run = cli_get(call, "train")->given;
-    nbl_status code = of_run ? plan_run(call, ctx, &r, plan) : cli_use_device(call, ctx);
+    nbl_status code = of_run ? plan_run(call, ctx, &r, &plan) : cli_use_device(call, ctx);
     if (code == NBL_OK && !of_run) code = cli_model_open(call, ctx, true, &model);
     if (code == NBL_OK && !of_run)
         code = nbl_model_make_plan(model, cli_get(call, "tokens")->integer, cli_get(call, "batch")->integer,
-                                   cli_get(call, "memory")->size, plan);
+                                   cli_get(call, "memory")->size, &plan);
     status = code == NBL_OK ? CLI_DONE : cli_failure(call, ctx, code);
     if (code == NBL_OK && call->json) print_json(plan);
     else if (code == NBL_OK) print_text(plan);
+    nbl_model_plan_free(plan);
     nbl_run_close(r);
     nbl_model_close(model);
     cli_context_end(ctx);
@@ -206,23 +216,23 @@ static int run(cli_call *call)
 const cli_command cli_plan = {
     .name = "plan",
     .group = "Models",
-    .summary = "what computing with a model takes, without running it",
-    .description =
-        "Memory per arena, the largest values, every operator with its implementation and cost, every "
-        "cast and why; what is computed again to keep a memory budget, the longest sequence for it and "
-        "the smallest budget for the sequence asked about. --json has every size in bytes.\n\n"
-        "With --train it is the training step of that run on MODEL, with the run's adapter, dtype and "
-        "storage "
-        "format; with --adapter a training step of that adapter; else generation. Fails when the budget is "
-        "too "
-        "small, naming the smallest.",
+    .summary = "show memory and work of a model or a run, without computing",
+    .description = "Shows what computing with MODEL takes: memory by purpose, the largest values, "
+                   "each operator with its implementation and cost, and each cast with its reason. "
+                   "Shows what is computed again to keep within --memory, the longest sequence that "
+                   "fits, and the smallest memory for --tokens. --json has every size in bytes.\n\n"
+                   "With --train this is a training step of that run on MODEL, with the adapter, "
+                   "dtype and storage format of the run. With --adapter it is a training step of "
+                   "that adapter. Otherwise it is generation. The command fails if --memory is too "
+                   "small, and names the smallest amount.",
     .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){
             {.name = "train",
              .argument = "RUN.yml",
              .kind = CLI_PATH,
-             .help = "plan the training step of this run on MODEL; tokens are those of its data unless told"},
+             .help = "plan the training step of this run on MODEL; without --tokens, for "
+                     "the largest sequences of its data"},
             CLI_SET_OPTION,
             {.name = "tokens",
              .argument = "N",
@@ -241,7 +251,8 @@ const cli_command cli_plan = {
             {.name = "memory",
              .argument = "SIZE",
              .kind = CLI_SIZE,
-             .help = "what everything must keep within, weights included"},
+             .help = "the most that everything may take, weights included (default: no "
+                     "limit)"},
             CLI_ADAPTER_OPTION("plan a training step of this adapter", false),
             CLI_COMPUTE_OPTIONS,
             {.name = NULL},

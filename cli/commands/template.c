@@ -194,19 +194,18 @@ static int run(cli_call *call)
 const cli_command cli_template = {
     .name = "template",
     .group = "Text",
-    .summary = "render a chat with the model's template",
-    .description =
-        "Renders messages with the chat template of MODEL, or with another one, character for character as "
-        "transformers' apply_chat_template does. Special tokens of the model (bos_token, eos_token, ...) are "
-        "variables of the template; --set adds more.\n\n"
-        "With --json the answer has `text`, `ids` (the text encoded without added special tokens) and "
-        "`trained` (what "
-        "{% generation %} covers, as [start, end) in characters).\n\n"
-        "--batch takes a file with one JSON object per line: messages, tools, generation_prompt, set (an "
-        "object of "
-        "variables) and template (one of its own), all optional. A line that cannot be rendered gives an "
-        "`error` in "
-        "its place.",
+    .summary = "render a chat with the model's chat template",
+    .description = "Renders messages with the chat template of MODEL, or with another one, character "
+                   "for character as apply_chat_template of transformers does. Special tokens of the "
+                   "model (bos_token, eos_token, ...) are variables of the template. --set adds "
+                   "variables.\n\n"
+                   "With --json the result has `text`, `ids` (the text encoded, without added "
+                   "special tokens) and `trained` (what {% generation %} covers, as [start, end) in "
+                   "characters).\n\n"
+                   "--batch reads a file with one JSON object per line. All its keys are optional: "
+                   "messages, tools, generation_prompt, set (an object of variables), and template "
+                   "(a template of its own). A line that cannot be rendered gives an object with "
+                   "`error`.",
     .arguments =
         (const cli_argument[]){
             {"MODEL", "a Hugging Face folder or a .gguf file", CLI_PATH, NULL, false},
@@ -219,12 +218,13 @@ const cli_command cli_template = {
              .kind = CLI_PATH,
              .help = "the chat: JSON, a list of objects with role and content"},
             {.name = "tools", .argument = "FILE", .kind = CLI_PATH, .help = "tools: JSON, a list of schemas"},
-            {.name = "generation-prompt", .help = "end with what opens the model's answer"},
+            {.name = "generation-prompt", .help = "end the text where the model's answer begins"},
             {.name = "set",
              .argument = "KEY=VALUE",
              .kind = CLI_TEXT,
              .repeated = true,
-             .help = "a variable of the template; VALUE is JSON if it parses, else a text; may be repeated"},
+             .help = "a variable of the template; VALUE is JSON if it parses, else a "
+                     "text; can be repeated"},
             {.name = "batch", .argument = "FILE", .kind = CLI_PATH, .help = "many chats: a JSONL file"},
             {.name = "template",
              .argument = "FILE",

@@ -140,14 +140,14 @@ static int run(cli_call *call)
 const cli_command cli_tokenize = {
     .name = "tokenize",
     .group = "Text",
-    .summary = "text to token ids and back",
-    .description =
-        "Prints the ids of a text, one line per text, or with --decode the texts of ids. Ids are those "
-        "of the tokenizers library with the same tokenizer.json. Special tokens that the model's "
-        "template puts around a text are added unless --no-special is given; those that the text "
-        "spells are found in any case. Truncation and padding of tokenizer.json are applied; no other "
-        "command applies them.\n\n"
-        "Decoding keeps special tokens unless --no-special is given, and cleans nothing up.",
+    .summary = "turn text into token ids, and back",
+    .description = "Prints the ids of texts, one line per text. With --decode, prints the texts of "
+                   "ids. Ids are those of the tokenizers library for the same tokenizer.json. The "
+                   "special tokens that the model puts around a text are added, unless --no-special "
+                   "is given. Special tokens that the text spells are found in any case. Truncation "
+                   "and padding of tokenizer.json apply here, and in no other command.\n\n"
+                   "Decoding keeps special tokens, unless --no-special is given. It does not clean "
+                   "up spaces.",
     .arguments =
         (const cli_argument[]){
             {"MODEL", "a folder with a tokenizer.json, such a file, or a .gguf file", CLI_PATH, NULL, false},
@@ -163,12 +163,12 @@ const cli_command cli_tokenize = {
             {.name = "lines",
              .argument = "F",
              .kind = CLI_PATH,
-             .help = "a JSONL file, each line a JSON string and a text of its own"},
+             .help = "a JSONL file; each line is a JSON string, a text of its own"},
             {.name = "decode",
              .argument = "IDSFILE",
              .kind = CLI_PATH,
-             .help = "a JSON file, a list of lists of ids, to turn back into texts"},
-            {.name = "no-special", .help = "add no special tokens; when decoding: leave them out"},
+             .help = "a JSON file, a list of lists of ids; prints their texts"},
+            {.name = "no-special", .help = "add no special tokens; with --decode: leave them out"},
             {.name = NULL},
         },
     .examples =

@@ -94,17 +94,17 @@ static void on_phase(watcher *w, const nbl_train_event *e)
     cli_live_draw((const cli_part[]){{what, 0}, {step, 1}}, 2);
 }
 
-static int on_event(void *user, const nbl_train_event *e)
+static bool on_event(void *user, const nbl_train_event *e)
 {
     watcher *w = user;
     if (e->kind == NBL_TRAIN_BEGIN) {
         cli_progress_hide(); /* a save has no progress bar of its own */
         w->begun = true;
     }
-    if (w->quiet) return e->kind == NBL_TRAIN_PHASE ? 0 : cli_interrupt_taken();
+    if (w->quiet) return e->kind != NBL_TRAIN_PHASE && cli_interrupt_taken();
     switch (e->kind) {
     case NBL_TRAIN_STEP: on_step(w, e); break;
-    case NBL_TRAIN_PHASE: on_phase(w, e); return 0;
+    case NBL_TRAIN_PHASE: on_phase(w, e); return false;
     default: on_milestone(w, e);
     }
     return cli_interrupt_taken();
@@ -116,14 +116,14 @@ static nbl_status open_run(nbl_context *ctx, const cli_call *call, nbl_run **r)
     nbl_status code = cli_run_open(call, ctx, call->arguments[0], cli_get(call, "set"), r);
     if (code == NBL_OK) code = cli_use_device_of(ctx, *r);
     if (code != NBL_OK || call->threads > 0) return code;
-    return nbl_context_set_threads(ctx, nbl_run_get_info(*r).threads);
+    return nbl_context_set_threads(ctx, nbl_run_get_info(*r)->threads);
 }
 
-static void print_summary(const cli_call *call, nbl_run_info info, const nbl_train_summary *s)
+static void print_summary(const cli_call *call, const nbl_run_info *info, const nbl_train_summary *s)
 {
     if (call->json) {
         json_t *document = cli_json_object();
-        cli_json_set(document, "output_dir", cli_json_text(info.output_dir));
+        cli_json_set(document, "output_dir", cli_json_text(info->output_dir));
         cli_json_set(document, "step", cli_json_unsigned((uint64_t)s->step));
         cli_json_set(document, "steps", cli_json_unsigned((uint64_t)s->steps));
         cli_json_set(document, "loss", cli_json_number(s->loss));
@@ -133,23 +133,23 @@ static void print_summary(const cli_call *call, nbl_run_info info, const nbl_tra
                      s->best_eval_loss > 0 ? cli_json_number(s->best_eval_loss) : json_null());
         cli_json_set(document, "seconds", cli_json_number(s->seconds));
         cli_json_set(document, "report",
-                     cli_json_text(info.report ? cli_format("%s/report.html", info.output_dir) : NULL));
+                     cli_json_text(info->report ? cli_format("%s/report.html", info->output_dir) : NULL));
         cli_json_set(document, "memory_bytes", cli_json_unsigned(s->memory_bytes));
         cli_json_print(document);
         return;
     }
     if (call->quiet) return;
-    const char *base = cli_shell_word(info.base_model), *out = cli_shell_word(info.output_dir);
-    fprintf(cli_out(), "%s: %lld steps in %s, loss %.4f\n", cli_clean(info.output_dir), (long long)s->step,
+    const char *base = cli_shell_word(info->base_model), *out = cli_shell_word(info->output_dir);
+    fprintf(cli_out(), "%s: %lld steps in %s, loss %.4f\n", cli_clean(info->output_dir), (long long)s->step,
             cli_duration(s->seconds), s->loss);
     if (s->eval_loss > 0) fprintf(cli_out(), "evaluation loss %.4f\n", s->eval_loss);
     if (s->best_eval_loss > 0)
         fprintf(cli_out(), "the result is step %lld's, the best: evaluation loss %.4f\n",
                 (long long)s->result_step, s->best_eval_loss);
-    if (info.report) fprintf(cli_out(), "report: %s/report.html\n", cli_clean(info.output_dir));
-    if (info.adapter) fprintf(cli_out(), "next: nibble chat %s --adapter %s\n", base, out);
-    if (info.mergeable) fprintf(cli_out(), "  or: nibble merge %s %s MERGED --verify\n", base, out);
-    if (!info.adapter) fprintf(cli_out(), "next: nibble chat %s\n", out);
+    if (info->report) fprintf(cli_out(), "report: %s/report.html\n", cli_clean(info->output_dir));
+    if (info->adapter) fprintf(cli_out(), "next: nibble chat %s --adapter %s\n", base, out);
+    if (info->mergeable) fprintf(cli_out(), "  or: nibble merge %s %s MERGED --verify\n", base, out);
+    if (!info->adapter) fprintf(cli_out(), "next: nibble chat %s\n", out);
 }
 
 /* Returns the command that continues the run, with the options that changed it. */
@@ -175,8 +175,8 @@ static int check(const cli_call *call, nbl_context *ctx)
     else if (call->json) {
         json_t *document = cli_json_object();
         cli_json_set(document, "file", cli_json_text(call->arguments[0]));
-        cli_json_set(document, "base_model", cli_json_text(nbl_run_get_info(r).base_model));
-        cli_json_set(document, "output_dir", cli_json_text(nbl_run_get_info(r).output_dir));
+        cli_json_set(document, "base_model", cli_json_text(nbl_run_get_info(r)->base_model));
+        cli_json_set(document, "output_dir", cli_json_text(nbl_run_get_info(r)->output_dir));
         cli_json_print(document);
     } else if (!call->quiet) fprintf(cli_out(), "%s: every key can be used\n", cli_clean(call->arguments[0]));
     nbl_run_close(r);
@@ -192,7 +192,7 @@ static int run(cli_call *call)
     if (cli_get(call, "check")->given) return check(call, ctx);
     watcher w = {.call = call, .quiet = call->quiet, .terminal = !call->quiet && cli_live_possible()};
     nbl_run *r = NULL;
-    nbl_train_summary summary;
+    nbl_train_summary summary = {NBL_RESULT(nbl_train_summary)};
     const cli_value *samples = cli_get(call, "samples");
     nbl_train_options options = {NBL_OPTIONS(nbl_train_options), .resume = cli_get(call, "resume")->given,
                                  .event = on_event, .user = &w};
@@ -200,7 +200,7 @@ static int run(cli_call *call)
     if (samples->given) options.samples = samples->integer > 0 ? (int)samples->integer : -1;
     cli_work_begin("");
     nbl_status code = open_run(ctx, call, &r);
-    if (code == NBL_OK) w.device = nbl_run_get_info(r).device;
+    if (code == NBL_OK) w.device = nbl_device_kind_name(nbl_run_get_info(r)->device);
     if (code == NBL_OK) code = nbl_run_train(r, &options, &summary);
     cli_work_end(code);
     if (code == NBL_OK) print_summary(call, nbl_run_get_info(r), &summary);
@@ -216,20 +216,19 @@ const cli_command cli_train = {
     .name = "train",
     .group = "Train",
     .summary = "fine-tune a model",
-    .description = "Trains what RUN.yml describes: an adapter (LoRA, DoRA) on a model in 4, 8 or 16 bits, or "
-                   "a whole small "
-                   "model. Everything is planned before the first step. output_dir gets the adapter as PEFT "
-                   "loads it, or the "
-                   "model, with the tokenizer and the chat template it was trained with; checkpoint-N "
-                   "folders, metrics.jsonl, "
-                   "events for TensorBoard, report.html and run.yml, the configuration as resolved. With "
-                   "early_stopping_patience or "
-                   "load_best_model_at_end the result is the best evaluated step's.\n\n"
-                   "The first Ctrl-C is acknowledged at once: the step is finished and saved, and a hint "
-                   "says how to go on. A "
-                   "second one leaves out the save, a third one exits at once. A run that was stopped or "
-                   "killed goes on with "
-                   "--resume and ends with the same bytes.",
+    .description = "Trains what RUN.yml describes: an adapter (LoRA, DoRA) on a model in "
+                   "4, 8 or 16 bits, or a whole small model. All memory is planned before "
+                   "the first step.\n\n"
+                   "output_dir gets the adapter as PEFT loads it, or the model, with the "
+                   "tokenizer and the chat template that it was trained with. It also "
+                   "gets checkpoint-N folders, metrics.jsonl, events for TensorBoard, "
+                   "report.html, and run.yml, the configuration as resolved. With "
+                   "early_stopping_patience or load_best_model_at_end the result is that "
+                   "of the best evaluated step.\n\n"
+                   "The first Ctrl-C finishes the step, saves a checkpoint and shows how "
+                   "to resume. A second one skips the checkpoint. A third one exits at "
+                   "once. A run that was stopped or killed resumes with --resume and ends "
+                   "with the same bytes.",
     .arguments = CLI_RUN_ARGUMENT,
     .options =
         (const cli_option[]){
@@ -238,18 +237,18 @@ const cli_command cli_train = {
              .argument = "N",
              .kind = CLI_INTEGER,
              .maximum = 8,
-             .help = "prompts of the data that the model continues before and after, for report.html; by "
-                     "default 3, and 0 beyond a billion parameters"},
+             .help = "prompts of the data that the model continues before and after "
+                     "training, for report.html (default: 3, or 0 above a billion "
+                     "parameters)"},
             {.name = "check",
-             .help = "read the configuration and stop: tells every key that is refused or has no effect; "
-                     "neither the model nor the data is opened"},
+             .help = "only read the configuration: list every key that is refused or has "
+                     "no effect; neither the model nor the data is opened"},
             {.name = "resume",
-             .help = "go on from the newest whole checkpoint, if there is one; keys that decide about bytes "
-                     "must be as they were"},
+             .help = "resume from the newest whole checkpoint, if there is one; keys that "
+                     "decide about bytes must be as they were"},
             {.name = "allow-changes",
-             .help =
-                 "with --resume: let learning rate, schedule, AdamW's constants, dtype and device change; "
-                 "run.yml tells"},
+             .help = "with --resume: accept another learning rate, schedule, AdamW constant, "
+                     "dtype or device; run.yml lists the changes"},
             {.name = NULL},
         },
     .examples =

@@ -76,6 +76,16 @@ __attribute__((format(printf, 3, 4))) void nbl__log(nbl_context *ctx, nbl_log_le
 nbl_status nbl__options_read(nbl_context *ctx, const char *type, const void *given, void *options,
                              size_t known);
 
+/* Checks the struct_size of a caller's result struct of the named type, and sets its other bytes to
+ * zero. NULL is allowed: the caller does not want it. */
+#define NBL_RESULT_BEGIN(ctx, type, result) nbl__result_begin((ctx), #type, (type *)(result))
+nbl_status nbl__result_begin(nbl_context *ctx, const char *type, void *result);
+/* Copies *value, a struct of this version, into a result that NBL_RESULT_BEGIN has checked, as far as
+ * the caller's version has its fields. */
+#define NBL_RESULT_PUT(type, result, value)                                                                  \
+    nbl__result_put((type *)(result), (const type *)(value), sizeof(type))
+void nbl__result_put(void *result, const void *value, size_t known);
+
 /* ---- memory ---- */
 
 /* Zeroed memory, aligned to 64 bytes. Returns NULL and records a failure if there is none. Size

@@ -371,7 +371,7 @@ nbl_status nbl__progress_poll(nbl_context *ctx, const char *what)
     if (nbl__bus_hits() > 0) NBL_TRY(nbl__files_check(ctx)); /* a page was replaced by zeros */
     if (ctx->options.progress == NULL) return NBL_OK;
     nbl_progress now = {atomic_load(&ctx->progress_done), ctx->progress_total, what};
-    if (ctx->options.progress(ctx->options.progress_user, &now) != 0)
+    if (ctx->options.progress(ctx->options.progress_user, &now))
         return nbl__fail(ctx, NBL_ERROR_CANCELLED, "interrupted; nothing was written");
     return NBL_OK;
 }

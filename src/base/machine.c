@@ -7,8 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
-int nbl_isa_level_get(const nbl_context *ctx, int64_t index, nbl_isa_level *level)
+bool nbl_isa_level_get(const nbl_context *ctx, int64_t index, nbl_isa_level *result)
 {
+    nbl_isa_level level;
     static const char *const enables[NBL_ISA_COUNT] = {
         [NBL_ISA_SCALAR] = "every operator in every format, in portable C",
         [NBL_ISA_AVX2] = "8 lanes of f32; decoding 4-bit and f16 weights in registers",
@@ -16,21 +17,23 @@ int nbl_isa_level_get(const nbl_context *ctx, int64_t index, nbl_isa_level *leve
         [NBL_ISA_AVX512BF16] = "products of bf16 where they are faster than f32",
         [NBL_ISA_AMX] = "tiles of bf16 and int8: matrix products and attention",
     };
-    if (index < 0 || level == NULL) return 0;
+    if (index < 0 || result == NULL || NBL_RESULT_BEGIN(NULL, nbl_isa_level, result) != NBL_OK) return false;
 #if defined(__aarch64__)
     nbl__arm_feature feature;
     if (index > NBL_ISA_SCALAR) {
-        if (!nbl__arm_feature_get((size_t)index - 1, &feature)) return 0;
-        *level = (nbl_isa_level){.name = feature.name, .enables = feature.enables, .found = feature.found};
-        return 1;
+        if (!nbl__arm_feature_get((size_t)index - 1, &feature)) return false;
+        level = (nbl_isa_level){.name = feature.name, .enables = feature.enables, .found = feature.found};
+        NBL_RESULT_PUT(nbl_isa_level, result, &level);
+        return true;
     }
 #endif
-    if (index >= NBL_ISA_COUNT) return 0;
-    *level = (nbl_isa_level){.name = nbl__isa_name((nbl_isa)index),
-                             .enables = enables[index],
-                             .found = index <= (int64_t)nbl__isa_detect(),
-                             .used = index <= (int64_t)nbl__isa(ctx)};
-    return 1;
+    if (index >= NBL_ISA_COUNT) return false;
+    level = (nbl_isa_level){.name = nbl__isa_name((nbl_isa)index),
+                            .enables = enables[index],
+                            .found = index <= (int64_t)nbl__isa_detect(),
+                            .used = index <= (int64_t)nbl__isa(ctx)};
+    NBL_RESULT_PUT(nbl_isa_level, result, &level);
+    return true;
 }
 
 int nbl_cores(void)

@@ -111,7 +111,7 @@ bool nbl__processor_in(const char *path, char *name, size_t size)
     return name[0] != '\0';
 }
 
-int nbl_processor_name(char *name, size_t size)
+bool nbl_processor_name(char *name, size_t size)
 {
     return size > 0 && name && nbl__processor_in("/proc/cpuinfo", name, size);
 }

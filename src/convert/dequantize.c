@@ -64,18 +64,22 @@ static nbl_status run(nbl__conversion *v, const char *in, const char *out,
     for (int64_t i = 0, number; i < c->tensor_count; i++) {
         const nbl_tensor_info *t = &c->tensors[i];
         if (t->weight.format == NBL_FORMAT_DENSE) NBL_TRY(nbl__declare_copy(v, i, t, &number));
-        else NBL_TRY(nbl__writer_declare(v->writer, i, t->name, options->dtype, t->rank, t->shape, &number));
+        else
+            NBL_TRY(nbl__writer_declare(v->writer, i, t->name,
+                                        nbl__dtype_chosen(options->dtype, NBL_DTYPE_F32), t->rank, t->shape,
+                                        &number));
     }
     NBL_TRY(nbl__conversion_begin(v, out, options->shard_size));
     for (int64_t i = 0; i < c->tensor_count; i++) {
         const nbl_tensor_info *t = &c->tensors[i];
         NBL_TRY(nbl__writer_begin_group(v->writer, v->output, i));
         if (t->weight.format == NBL_FORMAT_DENSE) NBL_TRY(nbl__write_copy(v, t, i));
-        else NBL_TRY(write_dequantized(v, t, options->dtype, i));
+        else NBL_TRY(write_dequantized(v, t, nbl__dtype_chosen(options->dtype, NBL_DTYPE_F32), i));
     }
     char dtype[32];
     nbl__config_edit edits[3] = {{"quantization_config", NULL}};
-    int count = 1 + nbl__conversion_dtype(v, options->dtype, dtype, edits + 1);
+    int count = 1 +
+                nbl__conversion_dtype(v, nbl__dtype_chosen(options->dtype, NBL_DTYPE_F32), dtype, edits + 1);
     return nbl__conversion_commit(v, edits, count, NULL, NULL);
 }
 
@@ -86,13 +90,14 @@ nbl_status nbl_checkpoint_dequantize(nbl_context *ctx, const char *in, const cha
               "checkpoint_dequantize: in, out or options is NULL");
     nbl_dequantize_options options;
     NBL_TRY(NBL_OPTIONS_READ(ctx, nbl_dequantize_options, given, &options));
-    NBL_CHECK(ctx, nbl__is_compute(options.dtype), NBL_ERROR_ARGUMENT,
-              "dtype %s: weights are dequantised to f32, f16 or bf16", nbl_dtype_name(options.dtype));
+    NBL_CHECK(ctx, nbl__compute_dtype_valid(options.dtype), NBL_ERROR_ARGUMENT,
+              "dequantize: dtype %d is no nbl_compute_dtype", (int)options.dtype);
+    NBL_TRY(NBL_RESULT_BEGIN(ctx, nbl_convert_report, report));
     nbl__conversion v;
     nbl_status status = nbl__conversion_open(ctx, in, &v);
     v.allow_non_finite = true; /* the packed file has these values already, so they are only a warning */
     if (status == NBL_OK) status = run(&v, in, out, &options);
-    if (report) *report = v.report;
+    NBL_RESULT_PUT(nbl_convert_report, report, &v.report);
     nbl__conversion_close(&v);
     return status;
 }

@@ -382,14 +382,14 @@ const char *nbl_diff_get_missing_in_b(const nbl_diff *diff, int64_t index)
     return index >= 0 && index < diff->b_count ? diff->missing_in_b[index] : NULL;
 }
 
-int nbl_diff_equal(const nbl_diff *diff)
+bool nbl_diff_equal(const nbl_diff *diff)
 {
     bool equal = diff->a_count == 0 && diff->b_count == 0;
     for (int64_t i = 0; i < diff->count; i++) equal &= diff->tensors[i].equal;
     return equal;
 }
 
-int nbl_diff_within(const nbl_diff *diff, double tolerance)
+bool nbl_diff_within(const nbl_diff *diff, double tolerance)
 {
     bool within = diff->a_count == 0 && diff->b_count == 0;
     for (int64_t i = 0; i < diff->count; i++) within &= diff->tensors[i].rel_norm <= tolerance; /* NaN: no */

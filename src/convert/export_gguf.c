@@ -24,14 +24,13 @@ typedef struct item {
 } item;
 
 static const struct type_row {
-    const char *name;
     nbl__ggml_type type;
     uint32_t file_type; /* llama.cpp's number for general.file_type: the type of most tensors */
-} types[] = {{"f32", NBL_GGML_F32, 0},
-             {"f16", NBL_GGML_F16, 1},
-             {"bf16", NBL_GGML_BF16, 32},
-             {"q8_0", NBL_GGML_Q8_0, 7},
-             {"q4_0", NBL_GGML_Q4_0, 2}};
+} types[] = {[NBL_EXPORT_F32] = {NBL_GGML_F32, 0},
+             [NBL_EXPORT_F16] = {NBL_GGML_F16, 1},
+             [NBL_EXPORT_BF16] = {NBL_GGML_BF16, 32},
+             [NBL_EXPORT_Q8_0] = {NBL_GGML_Q8_0, 7},
+             [NBL_EXPORT_Q4_0] = {NBL_GGML_Q4_0, 2}};
 
 /* ---- bytes ---- */
 
@@ -368,11 +367,10 @@ nbl_status nbl_export(nbl_context *ctx, const char *model, const char *out, cons
     NBL_TRY(NBL_OPTIONS_READ(ctx, nbl_export_options, given, &options));
     NBL_CHECK(ctx, options.type || options.adapter, NBL_ERROR_ARGUMENT,
               "export: neither a type nor an adapter");
-    const struct type_row *type = NULL;
-    for (size_t i = 0; options.type && i < sizeof types / sizeof *types; i++)
-        if (strcmp(types[i].name, options.type) == 0) type = &types[i];
-    NBL_CHECK(ctx, type || !options.type, NBL_ERROR_ARGUMENT,
-              "the type \"%s\" is not one of f32, f16, bf16, q8_0 and q4_0", options.type);
+    NBL_CHECK(ctx, (unsigned)options.type <= NBL_EXPORT_Q4_0, NBL_ERROR_ARGUMENT,
+              "export: type %d is no nbl_export_type", (int)options.type);
+    NBL_TRY(NBL_RESULT_BEGIN(ctx, nbl_export_report, report));
+    const struct type_row *type = options.type ? &types[options.type] : NULL;
     nbl__export *e;
     const char *modelfile;
     NBL_TRY(NBL_ALLOC(ctx, e, 1));
@@ -384,7 +382,7 @@ nbl_status nbl_export(nbl_context *ctx, const char *model, const char *out, cons
     nbl__gguf_writer_open(ctx, &e->writer);
     nbl_status status = check_targets(e, &modelfile);
     if (status == NBL_OK) status = run(e, type, modelfile);
-    if (report) *report = e->report;
+    NBL_RESULT_PUT(nbl_export_report, report, &e->report);
     nbl__gguf_writer_close(&e->writer);
     nbl__merge_close(&e->merge);
     nbl_checkpoint_close(e->checkpoint);

@@ -59,7 +59,8 @@ static nbl_status take_tensors(nbl_adapter *a)
         s->non_finite += t->non_finite;
         mixed |= stored->dtype != p->tensors[0].dtype;
     }
-    if (p->tensor_count && !mixed) s->dtype = nbl_dtype_name(p->tensors[0].dtype);
+    s->same_dtype = p->tensor_count > 0 && !mixed;
+    if (s->same_dtype) s->dtype = p->tensors[0].dtype;
     return NBL_OK;
 }
 

@@ -60,9 +60,9 @@ void nbl__merge_rows(const nbl__merge *merge, const nbl__merged *tensor, int64_t
 
 /* How to write a merged folder. */
 typedef struct nbl__merge_folder {
-    /* Three folders; dtype: "f32", "f16" or "bf16"; NULL: of config.json, else bf16. */
-    const char *base, *adapter, *out, *dtype;
-    uint64_t shard_size; /* 0: the default */
+    const char *base, *adapter, *out; /* folders */
+    nbl_compute_dtype dtype;          /* default: of config.json, else bf16 */
+    uint64_t shard_size;              /* 0: the default */
     bool allow_non_finite;
     nbl__folder_check check;      /* called before the folder appears; or NULL */
     void *user;                   /* argument of check */

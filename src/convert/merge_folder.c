@@ -96,12 +96,13 @@ static nbl_status write_all(nbl__conversion *v, nbl__merge *m, const nbl__merge_
 }
 
 /* *dtype: the wanted one, else config.json's, else bf16. */
-static nbl_status choose_dtype(nbl__conversion *v, const char *wanted, nbl_dtype *dtype)
+static nbl_status choose_dtype(nbl__conversion *v, nbl_compute_dtype wanted, nbl_dtype *dtype)
 {
     const nbl__json *root = v->checkpoint->config.root;
-    if (wanted) {
-        NBL_CHECK(v->ctx, nbl_dtype_parse(wanted, dtype) && nbl__is_compute(*dtype), NBL_ERROR_ARGUMENT,
-                  "dtype \"%s\": weights are merged to f32, f16 or bf16", wanted);
+    NBL_CHECK(v->ctx, nbl__compute_dtype_valid(wanted), NBL_ERROR_ARGUMENT,
+              "merge: dtype %d is no nbl_compute_dtype", (int)wanted);
+    if (wanted != NBL_COMPUTE_DEFAULT) {
+        *dtype = nbl__dtype_chosen(wanted, NBL_DTYPE_BF16);
         return NBL_OK;
     }
     const char *told = nbl__json_text(root, "dtype");

@@ -219,7 +219,8 @@ static nbl_status put_adapter_template(nbl__export *e, nbl__text *out)
 nbl_status nbl__export_modelfile(nbl__export *e, nbl__text *out)
 {
     const char *slash = strrchr(e->out, '/'), *name = slash ? slash + 1 : e->out;
-    if (e->options->type == NULL) { /* the file is a LoRA: the base model with the adapter on top */
+    if (e->options->type ==
+        NBL_EXPORT_DEFAULT) { /* the file is a LoRA: the base model with the adapter on top */
         char *base = realpath(e->folder, NULL);
         nbl__text_printf(out, "FROM %s\nADAPTER ./%s\n", base ? base : e->folder, name);
         free(base);

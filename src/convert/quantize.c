@@ -234,8 +234,10 @@ static nbl_status check_options(nbl_context *ctx, const nbl_quantize_options *o)
               "mxfp4 takes all experts: transformers cannot be told to skip some");
     NBL_CHECK(ctx, fourbit || !o->nested, NBL_ERROR_ARGUMENT,
               "only nf4 and fp4 have scales to quantise twice");
-    NBL_CHECK(ctx, nbl__is_compute(o->compute_dtype), NBL_ERROR_ARGUMENT,
-              "compute dtype %s: not f32, f16 or bf16", nbl_dtype_name(o->compute_dtype));
+    NBL_CHECK(ctx, (unsigned)o->nested <= NBL_NESTED_GRID, NBL_ERROR_ARGUMENT, "nested %d is no nbl_nested",
+              (int)o->nested);
+    NBL_CHECK(ctx, nbl__compute_dtype_valid(o->compute_dtype), NBL_ERROR_ARGUMENT,
+              "compute_dtype %d is no nbl_compute_dtype", (int)o->compute_dtype);
     return NBL_OK;
 }
 
@@ -247,6 +249,7 @@ nbl_status nbl_checkpoint_quantize(nbl_context *ctx, const char *in, const char 
     NBL_TRY(NBL_OPTIONS_READ(ctx, nbl_quantize_options, given, &options));
     if (options.block == 0) options.block = 64;
     NBL_TRY(check_options(ctx, &options));
+    NBL_TRY(NBL_RESULT_BEGIN(ctx, nbl_convert_report, report));
     plan p = {0};
     nbl__conversion v = {0};
     int64_t tensors = 0;
@@ -257,7 +260,7 @@ nbl_status nbl_checkpoint_quantize(nbl_context *ctx, const char *in, const char 
         v.allow_non_finite = options.allow_non_finite;
         status = run(&v, &p, out, &options);
     }
-    if (report) *report = v.report;
+    NBL_RESULT_PUT(nbl_convert_report, report, &v.report);
     nbl__free(ctx, p.encoded, (size_t)(tensors + 1) * sizeof *p.encoded);
     pcre2_match_data_free(p.match);
     pcre2_code_free(p.skip);

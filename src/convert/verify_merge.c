@@ -56,7 +56,8 @@ static nbl_status compute(verification *v, const char *path, const char *adapter
     nbl_model *model;
     NBL_TRY(nbl_model_open(
         v->ctx, path,
-        &(nbl_model_options){NBL_OPTIONS(nbl_model_options), .dtype = "f32", .adapter = adapter}, &model));
+        &(nbl_model_options){NBL_OPTIONS(nbl_model_options), .dtype = NBL_COMPUTE_F32, .adapter = adapter},
+        &model));
     model->dequantized = true;
     if (v->vocabulary == 0) {
         v->vocabulary = model->decoder.vocabulary;
@@ -100,7 +101,7 @@ static nbl_status compare(verification *v, int64_t layers)
         "the merged model's logits deviate by %.2g of their size from those of the base with the adapter; %s "
         "explains %.2g at most; nothing was written",
         r->relative_deviation, nbl_dtype_name(v->dtype), r->allowed_deviation);
-    r->verified = 1;
+    r->verified = true;
     return NBL_OK;
 }
 
@@ -137,6 +138,8 @@ nbl_status nbl_merge(nbl_context *ctx, const char *base, const char *adapter, co
     nbl_merge_options options;
     NBL_TRY(NBL_OPTIONS_READ(ctx, nbl_merge_options, given, &options));
     nbl_merge_report own = {0};
+    nbl_convert_report written = {0};
+    NBL_TRY(NBL_RESULT_BEGIN(ctx, nbl_merge_report, report));
     verification v = {.ctx = ctx, .base = base, .adapter = adapter, .report = &own};
     nbl__merge_folder how = {.base = base,
                              .adapter = adapter,
@@ -151,9 +154,15 @@ nbl_status nbl_merge(nbl_context *ctx, const char *base, const char *adapter, co
     nbl__text_source text;
     nbl_status status = nbl__adapter_text(&arena, base, adapter, 0, &text);
     if (text.adapter || text.changes.chat_template.text) how.text = &text;
-    if (status == NBL_OK) status = nbl__merge_write(ctx, &how, &own.convert);
+    if (status == NBL_OK) status = nbl__merge_write(ctx, &how, &written);
     nbl__arena_free(&arena);
+    own.tensors = written.tensors;
+    own.changed = written.converted;
+    own.bytes_in = written.bytes_in;
+    own.bytes_out = written.bytes_out;
+    own.files = written.files;
+    own.non_finite = written.non_finite;
     own.dtype = v.dtype;
-    if (report) *report = own;
+    NBL_RESULT_PUT(nbl_merge_report, report, &own);
     return status;
 }

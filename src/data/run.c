@@ -20,16 +20,27 @@ nbl_status nbl_run_open(nbl_context *ctx, const char *path, const char *const *o
     made->arena = nbl__arena_make(ctx);
     made->preview = nbl__arena_make(ctx);
     nbl_status status = nbl__run_config_read(&made->arena, path, overrides, count, &made->config);
+    made->info = (nbl_run_info){.base_model = made->config.base_model,
+                                .output_dir = made->config.output_dir,
+                                .adapter = !made->config.full,
+                                .report = made->config.report,
+                                .threads = (int)made->config.threads,
+                                .mergeable = status == NBL_OK && nbl__run_mergeable(&made->config)};
+    if (status == NBL_OK) nbl_device_kind_parse(made->config.device, &made->info.device);
     if (status == NBL_OK) *run = made;
     else nbl_run_close(made);
     return status;
+}
+
+const nbl_run_info *nbl_run_get_info(const nbl_run *run)
+{
+    return &run->info;
 }
 
 void nbl_run_close(nbl_run *run)
 {
     if (run == NULL) return;
     nbl_context *ctx = run->ctx;
-    nbl_model_close(run->planned);
     nbl__data_close(run->data);
     nbl_tokenizer_close(run->tokenizer);
     nbl__arena_free(&run->preview);

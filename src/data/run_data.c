@@ -63,20 +63,22 @@ nbl_status nbl__run_open_data(nbl_run *run)
 
 nbl_status nbl_run_data(nbl_run *run, nbl_data_summary *summary)
 {
-    NBL_CHECK(run->ctx, summary != NULL, NBL_ERROR_ARGUMENT, "nbl_run_data: no place for the result");
+    NBL_CHECK(run->ctx, summary != NULL, NBL_ERROR_ARGUMENT, "nbl_run_data: summary is NULL");
+    NBL_TRY(NBL_RESULT_BEGIN(run->ctx, nbl_data_summary, summary));
     NBL_TRY(nbl__run_open_data(run));
     nbl__data_counts counts = nbl__data_count(run->data);
-    *summary = (nbl_data_summary){.examples = counts.examples,
-                                  .tokens = counts.tokens,
-                                  .trained_tokens = counts.trained_tokens,
-                                  .truncated = counts.truncated,
-                                  .dropped = counts.dropped,
-                                  .validation = run->data->held_count,
-                                  .too_long = counts.too_long,
-                                  .bad = counts.bad,
-                                  .untrained = counts.untrained,
-                                  .too_short = counts.too_short,
-                                  .duplicates = counts.duplicates};
+    nbl_data_summary found = {.examples = counts.examples,
+                              .tokens = counts.tokens,
+                              .trained_tokens = counts.trained_tokens,
+                              .truncated = counts.truncated,
+                              .dropped = counts.dropped,
+                              .validation = run->data->held_count,
+                              .too_long = counts.too_long,
+                              .bad = counts.bad,
+                              .untrained = counts.untrained,
+                              .too_short = counts.too_short,
+                              .duplicates = counts.duplicates};
+    NBL_RESULT_PUT(nbl_data_summary, summary, &found);
     return NBL_OK;
 }
 
@@ -146,12 +148,13 @@ static nbl_status show(nbl_run *run, const nbl__example *example, nbl_preview *p
 nbl_status nbl_run_preview(nbl_run *run, int64_t index, nbl_preview *preview)
 {
     nbl__example example;
-    NBL_CHECK(run->ctx, preview != NULL, NBL_ERROR_ARGUMENT, "nbl_run_preview: no place for the result");
-    *preview = (nbl_preview){0};
+    nbl_preview made = {0};
+    NBL_CHECK(run->ctx, preview != NULL, NBL_ERROR_ARGUMENT, "nbl_run_preview: preview is NULL");
+    NBL_TRY(NBL_RESULT_BEGIN(run->ctx, nbl_preview, preview));
     NBL_TRY(nbl__run_open_data(run));
     NBL_TRY(nbl__data_example(run->data, index, &example));
     nbl__arena_free(&run->preview);
-    nbl_status status = show(run, &example, preview);
-    if (status != NBL_OK) *preview = (nbl_preview){0};
-    return status;
+    NBL_TRY(show(run, &example, &made));
+    NBL_RESULT_PUT(nbl_preview, preview, &made);
+    return NBL_OK;
 }

@@ -34,7 +34,7 @@ nbl_status nbl__memory_clear(nbl_context *ctx, void *memory, size_t bytes)
 nbl_status nbl__memory_machine(nbl_context *ctx, nbl__arena *arena, const char **name)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
-    nbl_cuda_device device;
+    nbl_cuda_device device = {NBL_RESULT(nbl_cuda_device)};
     if (cuda) NBL_TRY(nbl_cuda_device_get(ctx, cuda->index, &device));
     *name = nbl__arena_strdup(arena, cuda ? device.name : nbl_isa_name(ctx));
     return *name ? NBL_OK : NBL_ERROR_MEMORY;

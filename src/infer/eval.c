@@ -165,7 +165,7 @@ nbl_status nbl_model_evaluate(nbl_model *m, const nbl_ids *sequences, int64_t co
                               const nbl_evaluate_options *given, nbl_evaluation *result)
 {
     NBL_CHECK(m->ctx, result, NBL_ERROR_ARGUMENT, "nbl_model_evaluate: a NULL argument");
-    *result = (nbl_evaluation){0};
+    NBL_TRY(NBL_RESULT_BEGIN(m->ctx, nbl_evaluation, result));
     nbl_evaluate_options options;
     NBL_TRY(NBL_OPTIONS_READ(m->ctx, nbl_evaluate_options, given, &options));
     NBL_TRY(nbl__check_sequences(m, sequences, count));
@@ -180,10 +180,12 @@ nbl_status nbl_model_evaluate(nbl_model *m, const nbl_ids *sequences, int64_t co
     int64_t room = nbl__max_i64(longest, nbl__min_i64(total, PACKED_TOKENS));
     nbl__arena arena = nbl__arena_make(m->ctx);
     evaluation e = {.model = m, .labels = labels};
+    nbl_evaluation sum = {0};
     nbl_status status = open_sessions(&e, &arena, room, nbl__min_i64(count, PACKED_SEQUENCES));
-    if (status == NBL_OK) status = run_all(&e, sequences, count, &options, room, total, result);
+    if (status == NBL_OK) status = run_all(&e, sequences, count, &options, room, total, &sum);
     if (e.head.model) nbl__session_close(&e.head);
     if (e.body.model) nbl__session_close(&e.body);
     nbl__arena_free(&arena);
+    if (status == NBL_OK) NBL_RESULT_PUT(nbl_evaluation, result, &sum);
     return status;
 }

@@ -231,7 +231,7 @@ static nbl_status advance(writer *w, nbl__session *s)
         r->stopped = is_end(w, id);
         if (!r->stopped) {
             r->ids.ids[r->ids.count++] = id;
-            if (w->how->token) r->stopped = w->how->token(w->how->user, sequence, id) != 0;
+            if (w->how->token) r->stopped = w->how->token(w->how->user, sequence, id);
         }
         if (!r->stopped && r->ids.count < w->how->max_tokens) w->active[staying++] = sequence;
     }

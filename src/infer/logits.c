@@ -110,9 +110,10 @@ static nbl_status hand_out(nbl__session *s, nbl_gradient_fn fn, void *user)
 }
 
 nbl_status nbl_model_gradients(nbl_model *m, const nbl_ids *sequences, const nbl_ids *labels, int64_t count,
-                               int pack, int dropout, nbl_gradient_fn fn, void *user, double *loss,
+                               bool pack, bool dropout, nbl_gradient_fn fn, void *user, double *loss,
                                int64_t *trained)
 {
+    NBL_CHECK(m->ctx, fn && loss && trained, NBL_ERROR_ARGUMENT, "gradients: fn, loss or trained is NULL");
     NBL_TRY(nbl__check_sequences(m, sequences, count));
     NBL_CHECK(m->ctx, m->peft || m->train_all || m->trained_count > 0, NBL_ERROR_ARGUMENT,
               "gradients need an adapter");

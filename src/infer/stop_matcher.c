@@ -110,7 +110,7 @@ static void drop_shown(nbl_stop_matcher *m)
     m->shown = 0;
 }
 
-nbl_status nbl_stop_matcher_push(nbl_stop_matcher *m, nbl_string text, nbl_string *shown, int *stopped)
+nbl_status nbl_stop_matcher_push(nbl_stop_matcher *m, nbl_string text, nbl_string *shown, bool *stopped)
 {
     NBL_CHECK(m->ctx, shown && stopped && (text.text || text.size == 0), NBL_ERROR_ARGUMENT,
               "nbl_stop_matcher_push: bad arguments");
@@ -126,7 +126,7 @@ nbl_status nbl_stop_matcher_push(nbl_stop_matcher *m, nbl_string text, nbl_strin
         size_t found = follow(m, m->pending.text[at]);
         if (found == 0) continue;
         m->stopped = true;
-        *stopped = 1;
+        *stopped = true;
         m->pending.size = at + 1 - found;
         break;
     }

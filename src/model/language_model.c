@@ -62,14 +62,15 @@ typedef struct load_options {
 
 static nbl_status check_load_options(nbl_model *m, const nbl_model_options *options, load_options *load)
 {
-    nbl_format format = NBL_FORMAT_DENSE;
-    NBL_CHECK(m->ctx, options->load == NULL || nbl_format_parse(options->load, &format), NBL_ERROR_ARGUMENT,
-              "there is no storage format \"%s\"", options->load);
+    nbl_format format = options->load;
+    NBL_CHECK(m->ctx, (unsigned)format <= NBL_FORMAT_MXFP4, NBL_ERROR_ARGUMENT,
+              "model: load %d is no nbl_format", (int)format);
     bool four_bits = format == NBL_FORMAT_NF4 || format == NBL_FORMAT_FP4;
-    *load = (load_options){.converts = options->load != NULL,
-                           .how = {NBL_OPTIONS(nbl_quantize_options), .format = format,
-                                   .block = format == NBL_FORMAT_MXFP4 ? 32 : 64,
-                                   .nested = four_bits && options->load_nested ? 2 : 0}};
+    *load = (load_options){
+        .converts = format != NBL_FORMAT_DENSE,
+        .how = {NBL_OPTIONS(nbl_quantize_options), .format = format,
+                .block = format == NBL_FORMAT_MXFP4 ? 32 : 64,
+                .nested = four_bits && options->load_nested ? NBL_NESTED_GRID : NBL_NESTED_NONE}};
     return NBL_OK;
 }
 
@@ -352,11 +353,9 @@ static nbl_status open_model(nbl_model *m, const nbl_model_options *options)
 {
     NBL_TRY(open_files(m, m->path));
     NBL_TRY(nbl__decoder_read(m->ctx, m->path, m->config, &m->decoder));
-    m->dtype = m->decoder.dtype;
-    if (options->dtype) {
-        NBL_CHECK(m->ctx, nbl_dtype_parse(options->dtype, &m->dtype) && nbl__is_compute(m->dtype),
-                  NBL_ERROR_DTYPE, "the compute dtype is \"%s\", not f32, f16 or bf16", options->dtype);
-    }
+    NBL_CHECK(m->ctx, nbl__compute_dtype_valid(options->dtype), NBL_ERROR_ARGUMENT,
+              "model: dtype %d is no nbl_compute_dtype", (int)options->dtype);
+    m->dtype = nbl__dtype_chosen(options->dtype, m->decoder.dtype);
     /* Weights, converted if asked for. */
     m->plan_only = options->plan_only;
     load_options load;

@@ -191,10 +191,10 @@ typedef struct nbl__plan_request {
 } nbl__plan_request;
 
 /* Reports what a step takes, without keeping a session. With a budget the plan recomputes as little
- * as the budget allows; NBL_ERROR_MEMORY names the smallest possible budget. plan->longest_sequence
+ * as the budget allows; NBL_ERROR_MEMORY names the smallest possible budget. longest_sequence
  * is the longest length of `sequences` equal sequences that fits the budget, found by bisection:
  * one to a few plans per probe. */
-nbl_status nbl__model_plan(nbl_model *m, const nbl__plan_request *request, nbl_model_plan *plan);
+nbl_status nbl__model_plan(nbl_model *m, const nbl__plan_request *request, nbl_model_plan **plan);
 /* Plans the session for the step that nbl__model_plan reports; nbl__session_bind makes it ready.
  * *total: bytes of the whole run. On a device, what the budget leaves is used: first weights are
  * kept dequantized, then less is recomputed. On an error the session is closed. */

@@ -53,14 +53,14 @@ static void warn_of_non_finite(const tensor_list *list)
     }
 }
 
-nbl_status nbl_result_check(nbl_context *ctx, const char *path, int force)
+nbl_status nbl_result_check(nbl_context *ctx, const char *path, bool force)
 {
     NBL_CHECK(ctx, path, NBL_ERROR_ARGUMENT, "result: no path");
     return nbl__result_file_check(ctx, path, force != 0);
 }
 
 nbl_status nbl_model_write_logits(nbl_model *m, const nbl_ids *sequences, int64_t count, const char *path,
-                                  int force)
+                                  bool force)
 {
     NBL_CHECK(m->ctx, sequences && path && count >= 1, NBL_ERROR_FORMAT, "logits: no sequences or no path");
     NBL_TRY(nbl__result_file_check(m->ctx, path, force != 0));
@@ -95,7 +95,7 @@ static nbl_status keep(void *user, const char *name, const nbl_tensor *gradient)
 }
 
 nbl_status nbl_model_write_gradients(nbl_model *m, const nbl_ids *sequences, const nbl_ids *labels,
-                                     int64_t count, int pack, int dropout, const char *path, int force,
+                                     int64_t count, bool pack, bool dropout, const char *path, bool force,
                                      double *loss, int64_t *trained)
 {
     NBL_CHECK(m->ctx, path, NBL_ERROR_ARGUMENT, "gradients: no path");

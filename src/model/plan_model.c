@@ -165,12 +165,18 @@ static nbl_status longest_within(nbl_model *m, nbl__plan_request r, int64_t *lon
 }
 
 /* Fills the public report from a plan. */
-static void report(nbl_model *m, const planned *p, nbl_model_plan *plan)
+static nbl_status fill_report(const nbl_model *m, const planned *p, nbl_model_plan *report)
 {
-    static const char *const names[] = {"none", "cheap", "cheap", "cheap", "layers", "layers"};
+    static const nbl_plan_recompute kinds[] = {[NBL_RECOMPUTE_NONE] = NBL_PLAN_RECOMPUTE_NONE,
+                                               NBL_PLAN_RECOMPUTE_CHEAP,
+                                               NBL_PLAN_RECOMPUTE_CHEAP,
+                                               NBL_PLAN_RECOMPUTE_CHEAP,
+                                               NBL_PLAN_RECOMPUTE_LAYERS,
+                                               NBL_PLAN_RECOMPUTE_LAYERS};
     const nbl__plan *step = &p->step->plan;
     const size_t *bytes = step->bytes;
-    plan->arenas = (nbl_plan_arenas){
+    nbl_model_plan_summary *s = &report->summary;
+    s->arenas = (nbl_plan_arenas){
         .weights = p->weights,
         .adapters = bytes[NBL_MEMORY_PARAMETERS] + bytes[NBL_MEMORY_GRADIENTS],
         .optimizer = p->optimizer,
@@ -179,23 +185,27 @@ static void report(nbl_model *m, const planned *p, nbl_model_plan *plan)
         .kv = bytes[NBL_MEMORY_STATES],
         .device = nbl__memory_beside(m->ctx),
     };
-    plan->arenas.scratch -= plan->arenas.device;
-    plan->host_bytes = step->host_bytes;
+    s->arenas.scratch -= s->arenas.device;
+    s->host_bytes = step->host_bytes;
     for (int64_t i = 0; i < m->weight_count; i++) {
         const struct nbl__weight_entry *entry = &m->weights[i];
-        if (entry->on_host) plan->host_bytes += nbl__weight_bytes(&entry->weight);
+        if (entry->on_host) s->host_bytes += nbl__weight_bytes(&entry->weight);
         if (!entry->dequantized) continue;
-        plan->dequantized_weights++;
-        plan->dequantized_bytes += nbl__weight_bytes(&entry->as_used);
+        s->dequantized_weights++;
+        s->dequantized_bytes += nbl__weight_bytes(&entry->as_used);
     }
-    plan->total_bytes = total_of(p);
-    plan->recompute = names[step->recompute];
-    plan->recomputed_layers = step->recomputed_layers;
-    plan->layers = m->decoder.layers;
-    nbl__list_steps(plan, step, NULL);
-    if (p->decode.model) nbl__list_steps(plan, &p->decode.plan, "decode");
-    nbl__list_values(plan, step);
-    nbl__list_casts(plan, m, step);
+    s->total_bytes = total_of(p);
+    s->recompute = kinds[step->recompute];
+    s->recomputed_layers = step->recomputed_layers;
+    s->layers = m->decoder.layers;
+    NBL_TRY(nbl__list_steps(report, step, false));
+    if (p->decode.model) NBL_TRY(nbl__list_steps(report, &p->decode.plan, true));
+    NBL_TRY(nbl__list_values(report, step));
+    NBL_TRY(nbl__list_casts(report, m, step));
+    s->op_count = report->ops.count;
+    s->value_count = report->values.count;
+    s->cast_count = report->casts.count;
+    return NBL_OK;
 }
 
 static nbl_status too_little(nbl_model *m, const nbl__plan_request *r, uint64_t min)
@@ -280,34 +290,44 @@ nbl_status nbl__plan_training(nbl_model *m, const nbl__plan_request *r, nbl__ses
 
 /* Reports the best plan and its smallest possible total. NBL_ERROR_MEMORY names that total if the
  * budget is below it. The model's entries are as before afterwards. */
-static nbl_status plan_within(nbl_model *m, const nbl__plan_request *r, nbl_model_plan *plan)
+static nbl_status plan_within(nbl_model *m, const nbl__plan_request *r, nbl_model_plan *report)
 {
+    uint64_t *smallest = &report->summary.smallest_memory;
     reset(m);
-    NBL_TRY(smallest_total(m, r, &plan->smallest_memory));
-    if (r->memory && r->memory < plan->smallest_memory) return too_little(m, r, plan->smallest_memory);
+    NBL_TRY(smallest_total(m, r, smallest));
+    if (r->memory && r->memory < *smallest) return too_little(m, r, *smallest);
     nbl__session session;
     planned p;
     nbl_status status = plan_best(m, r, &session, &p);
-    if (status == NBL_OK) report(m, &p, plan);
+    if (status == NBL_OK) status = fill_report(m, &p, report);
     free_planned(&p);
     reset(m);
+    if (status != NBL_OK) return status;
+    report->summary.longest_sequence = m->decoder.positions;
+    return r->memory ? longest_within(m, *r, &report->summary.longest_sequence) : NBL_OK;
+}
+
+nbl_status nbl__model_plan(nbl_model *m, const nbl__plan_request *r, nbl_model_plan **plan)
+{
+    *plan = NULL;
+    NBL_CHECK(m->ctx, r->sequences >= 1 && r->tokens >= r->sequences && r->tokens <= INT32_MAX / 2,
+              NBL_ERROR_ARGUMENT, "plan: %" PRId64 " tokens in %" PRId64 " sequences", r->tokens,
+              r->sequences);
+    nbl_model_plan *report;
+    NBL_TRY(NBL_ALLOC(m->ctx, report, 1));
+    report->ctx = m->ctx;
+    report->names = nbl__arena_make(m->ctx);
+    nbl_status status = plan_within(m, r, report);
+    if (status == NBL_OK) *plan = report;
+    else nbl_model_plan_free(report);
     return status;
 }
 
-nbl_status nbl__model_plan(nbl_model *m, const nbl__plan_request *r, nbl_model_plan *plan)
-{
-    NBL_CHECK(m->ctx, plan && r->sequences >= 1 && r->tokens >= r->sequences && r->tokens <= INT32_MAX / 2,
-              NBL_ERROR_ARGUMENT, "plan: %" PRId64 " tokens in %" PRId64 " sequences", r->tokens,
-              r->sequences);
-    memset(plan, 0, sizeof *plan);
-    NBL_TRY(plan_within(m, r, plan));
-    plan->longest_sequence = m->decoder.positions;
-    return r->memory ? longest_within(m, *r, &plan->longest_sequence) : NBL_OK;
-}
-
 nbl_status nbl_model_make_plan(nbl_model *m, int64_t tokens, int64_t batch, uint64_t memory,
-                               nbl_model_plan *plan)
+                               nbl_model_plan **plan)
 {
+    NBL_CHECK(m->ctx, plan != NULL, NBL_ERROR_ARGUMENT, "plan: plan is NULL");
+    *plan = NULL;
     NBL_CHECK(m->ctx, tokens >= 1 && batch >= 1 && tokens <= INT32_MAX / 2 / batch, NBL_ERROR_ARGUMENT,
               "plan: %" PRId64 " tokens in %" PRId64 " sequences", tokens, batch);
     bool train = m->peft != NULL;

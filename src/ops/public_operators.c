@@ -81,7 +81,7 @@ static nbl_status choose(nbl_context *ctx, const nbl__family *family, bool backw
     return nbl__op_choose(ctx, op, copy, NULL, impl);
 }
 
-static nbl_status scratch_of(nbl_context *ctx, const nbl__family *family, int backward, const void *call,
+static nbl_status scratch_of(nbl_context *ctx, const nbl__family *family, bool backward, const void *call,
                              size_t *bytes)
 {
     any_call copy;
@@ -103,7 +103,7 @@ static nbl_status run(nbl_context *ctx, const nbl__family *family, bool backward
 }
 
 #define PUBLIC_CALLS(name)                                                                                   \
-    nbl_status nbl_##name##_scratch(nbl_context *ctx, const nbl_##name *call, int backward, size_t *bytes)   \
+    nbl_status nbl_##name##_scratch(nbl_context *ctx, const nbl_##name *call, bool backward, size_t *bytes)  \
     {                                                                                                        \
         return scratch_of(ctx, &nbl__##name##_family, backward, call, bytes);                                \
     }                                                                                                        \

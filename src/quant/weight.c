@@ -283,7 +283,7 @@ static nbl_status dequantize_tile(void *argument, int64_t item, int worker)
 }
 
 nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin, int64_t row_end,
-                          nbl_dtype dtype, int transpose, void *out)
+                          nbl_dtype dtype, bool transpose, void *out)
 {
     int64_t n, rows;
     NBL_TRY(nbl__check_weight(ctx, "dequantize", weight, &n, &rows));

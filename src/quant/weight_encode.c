@@ -214,7 +214,7 @@ nbl_status nbl__quantize(nbl_context *ctx, const nbl_quantize_options *options, 
     memcpy(made.shape, shape, (size_t)rank * sizeof *shape);
     if (job.format == NBL_FORMAT_MXFP4) made.scale_codes = parts->scale_codes;
     else made.scales = parts->scales;
-    if (p->nested_blocks > 0) NBL_TRY(nest_scales(ctx, p, options->nested == 2, parts, &made));
+    if (p->nested_blocks > 0) NBL_TRY(nest_scales(ctx, p, options->nested == NBL_NESTED_GRID, parts, &made));
     *weight = made;
     return NBL_OK;
 }
@@ -236,7 +236,7 @@ nbl_status nbl_quantize(nbl_context *ctx, const nbl_quantize_options *given, nbl
 
 /* ---- 8-bit block-wise ---- */
 
-const float *nbl_dynamic_map(int is_signed)
+const float *nbl_dynamic_map(bool is_signed)
 {
     return is_signed ? nbl__dynamic_map_signed : nbl__dynamic_map_unsigned;
 }
@@ -289,14 +289,14 @@ static nbl_status run_dynamic(nbl_context *ctx, const char *call, int64_t block,
                          dynamic_chunk, job, NULL);
 }
 
-nbl_status nbl_dynamic8_quantize(nbl_context *ctx, int is_signed, int64_t block, const float *values,
+nbl_status nbl_dynamic8_quantize(nbl_context *ctx, bool is_signed, int64_t block, const float *values,
                                  int64_t n, uint8_t *codes, float *scales)
 {
     dynamic_job job = {.map = nbl_dynamic_map(is_signed), .values = values, .codes = codes, .scales = scales};
     return run_dynamic(ctx, "dynamic8_quantize", block, values, n, codes, scales, &job);
 }
 
-nbl_status nbl_dynamic8_dequantize(nbl_context *ctx, int is_signed, int64_t block, const uint8_t *codes,
+nbl_status nbl_dynamic8_dequantize(nbl_context *ctx, bool is_signed, int64_t block, const uint8_t *codes,
                                    const float *scales, int64_t n, float *values)
 {
     dynamic_job job = {

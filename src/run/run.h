@@ -1,7 +1,7 @@
 /* run.h - nbl_run, the public handle of a training run: its configuration and what is opened for
  * it.
  *
- * Data, plan and tokenizer are opened when first needed and freed by nbl_run_close. Training opens
+ * Data and tokenizer are opened when first needed and freed by nbl_run_close. Training opens
  * its own (train/trainer.h). */
 #ifndef NBL_RUN_H
 #define NBL_RUN_H
@@ -12,7 +12,7 @@ struct nbl_run {
     nbl_context *ctx;
     nbl__arena arena;
     nbl__run_config config;
-    nbl_model *planned;       /* the model of the last nbl_run_make_plan; or NULL */
+    nbl_run_info info;        /* for nbl_run_get_info */
     struct nbl__data *data;   /* NULL: not opened yet */
     nbl__arena preview;       /* memory of the preview shown last */
     nbl_tokenizer *tokenizer; /* for previews of rows of token ids; NULL: not opened, or none */

@@ -20,14 +20,14 @@ const char *nbl_dtype_name(nbl_dtype dtype)
     return (unsigned)dtype < NBL_DTYPE_COUNT ? table[dtype].name : "unknown";
 }
 
-int nbl_dtype_parse(const char *name, nbl_dtype *dtype)
+bool nbl_dtype_parse(const char *name, nbl_dtype *dtype)
 {
     for (int i = 0; name && i < NBL_DTYPE_COUNT; i++) {
         if (strcmp(name, table[i].name) != 0) continue;
         *dtype = (nbl_dtype)i;
-        return 1;
+        return true;
     }
-    return 0;
+    return false;
 }
 
 const char *nbl_format_name(nbl_format format)
@@ -35,15 +35,49 @@ const char *nbl_format_name(nbl_format format)
     return (unsigned)format < FORMATS ? format_names[format] : "unknown";
 }
 
-int nbl_format_parse(const char *name, nbl_format *format)
+bool nbl_format_parse(const char *name, nbl_format *format)
 {
     for (int i = 0; name && i < FORMATS; i++) {
         if (strcmp(name, format_names[i]) != 0) continue;
         *format = (nbl_format)i;
-        return 1;
+        return true;
     }
-    return 0;
+    return false;
 }
+
+/* ---- compute dtypes in options ---- */
+
+nbl_dtype nbl__dtype_chosen(nbl_compute_dtype chosen, nbl_dtype fallback)
+{
+    return chosen == NBL_COMPUTE_DEFAULT ? fallback : (nbl_dtype)(chosen - NBL_COMPUTE_F32);
+}
+
+nbl_compute_dtype nbl__dtype_choice(nbl_dtype dtype)
+{
+    return (nbl_compute_dtype)(NBL_COMPUTE_F32 + dtype);
+}
+
+bool nbl__compute_dtype_valid(nbl_compute_dtype dtype)
+{
+    return dtype == NBL_COMPUTE_DEFAULT || (dtype >= NBL_COMPUTE_F32 && dtype <= NBL_COMPUTE_BF16);
+}
+
+const char *nbl_compute_dtype_name(nbl_compute_dtype dtype)
+{
+    if (dtype == NBL_COMPUTE_DEFAULT) return "default";
+    return nbl__compute_dtype_valid(dtype) ? table[nbl__dtype_chosen(dtype, NBL_DTYPE_F32)].name : "unknown";
+}
+
+bool nbl_compute_dtype_parse(const char *name, nbl_compute_dtype *dtype)
+{
+    nbl_dtype found;
+    bool is_default = name && strcmp(name, "default") == 0;
+    if (!is_default && !(nbl_dtype_parse(name, &found) && nbl__is_compute(found))) return false;
+    *dtype = is_default ? NBL_COMPUTE_DEFAULT : nbl__dtype_choice(found);
+    return true;
+}
+
+/* ---- sizes and other names ---- */
 
 int nbl__dtype_bits(nbl_dtype dtype)
 {

@@ -27,6 +27,12 @@ static inline size_t nbl__size_of(nbl_dtype dtype)
     return dtype == NBL_DTYPE_F32 ? 4 : 2;
 }
 
+/* The dtype of an option, already checked; `fallback` for NBL_COMPUTE_DEFAULT. */
+nbl_dtype nbl__dtype_chosen(nbl_compute_dtype chosen, nbl_dtype fallback);
+/* The option for a compute dtype. */
+nbl_compute_dtype nbl__dtype_choice(nbl_dtype dtype);
+bool nbl__compute_dtype_valid(nbl_compute_dtype dtype);
+
 /* Bytes of n elements. False if that is not a whole number of bytes or overflows. */
 bool nbl__dtype_bytes(nbl_dtype dtype, uint64_t n, uint64_t *bytes);
 

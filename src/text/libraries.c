@@ -31,11 +31,14 @@ static const struct {
     {"utf8proc", "normal forms and letter case of Unicode text", utf8proc_own_version},
 };
 
-int nbl_library_get(int64_t index, nbl_library *library)
+bool nbl_library_get(int64_t index, nbl_library *result)
 {
-    if (index < 0 || index >= (int64_t)(sizeof libraries / sizeof *libraries) || library == NULL) return 0;
-    library->name = libraries[index].name;
-    library->enables = libraries[index].enables;
-    libraries[index].version(library->version, sizeof library->version);
-    return 1;
+    nbl_library library = {0};
+    if (index < 0 || index >= (int64_t)(sizeof libraries / sizeof *libraries) || result == NULL) return false;
+    if (NBL_RESULT_BEGIN(NULL, nbl_library, result) != NBL_OK) return false;
+    library.name = libraries[index].name;
+    library.enables = libraries[index].enables;
+    libraries[index].version(library.version, sizeof library.version);
+    NBL_RESULT_PUT(nbl_library, result, &library);
+    return true;
 }

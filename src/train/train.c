@@ -57,7 +57,7 @@ static nbl_train_event event_of(const loop *l, nbl_train_event_kind kind)
  * checkpoint. */
 static void send_event(loop *l, const nbl_train_event *event)
 {
-    if (l->options->event && l->options->event(l->options->user, event) != 0) l->stop = true;
+    if (l->options->event && l->options->event(l->options->user, event)) l->stop = true;
 }
 
 static void send_text(loop *l, nbl_train_event_kind kind, const char *text)
@@ -347,26 +347,16 @@ static nbl_status run(loop *l)
     return write_report(l, false);
 }
 
-nbl_run_info nbl_run_get_info(const nbl_run *r)
-{
-    return (nbl_run_info){.base_model = r->config.base_model,
-                          .output_dir = r->config.output_dir,
-                          .adapter = !r->config.full,
-                          .report = r->config.report,
-                          .threads = (int)r->config.threads,
-                          .device = r->config.device,
-                          .mergeable = nbl__run_mergeable(&r->config)};
-}
-
 nbl_status nbl_run_train(nbl_run *r, const nbl_train_options *given, nbl_train_summary *summary)
 {
     nbl_train_options options;
-    nbl_train_summary unread;
-    loop l = {.options = &options, .summary = summary ? summary : &unread};
-    *l.summary = (nbl_train_summary){0};
+    nbl_train_summary done = {0};
+    loop l = {.options = &options, .summary = &done};
+    NBL_TRY(NBL_RESULT_BEGIN(r->ctx, nbl_train_summary, summary));
     NBL_TRY(NBL_OPTIONS_READ(r->ctx, nbl_train_options, given, &options));
     NBL_TRY(nbl__trainer_open(r->ctx, &r->config, l.options, &l.t));
     nbl_status status = run(&l);
+    NBL_RESULT_PUT(nbl_train_summary, summary, &done);
     nbl__trainer_close(&l.t);
     return status;
 }

@@ -65,7 +65,7 @@ static nbl_status open_model(nbl__trainer *t, const char *adapter, bool plan_onl
 {
     const nbl__run_config *c = t->config;
     nbl_model_options options = {NBL_OPTIONS(nbl_model_options),
-                                 .dtype = nbl_dtype_name((nbl_dtype)c->compute), .adapter = adapter,
+                                 .dtype = nbl__dtype_choice((nbl_dtype)c->compute), .adapter = adapter,
                                  .plan_only = plan_only};
     bool packed;
     NBL_TRY(nbl_model_open(t->ctx, c->base_model, &options, &t->model));
@@ -74,7 +74,7 @@ static nbl_status open_model(nbl__trainer *t, const char *adapter, bool plan_onl
     if (!packed && (c->load_in_4bit || c->load_in_8bit)) {
         nbl_model_close(t->model);
         t->model = NULL;
-        options.load = c->load_in_8bit ? "int8" : c->fp4 ? "fp4" : "nf4";
+        options.load = c->load_in_8bit ? NBL_FORMAT_INT8 : c->fp4 ? NBL_FORMAT_FP4 : NBL_FORMAT_NF4;
         options.load_nested = c->load_in_4bit && c->double_quant;
         NBL_TRY(nbl_model_open(t->ctx, c->base_model, &options, &t->model));
     }
@@ -163,9 +163,11 @@ static nbl_status open_parts(nbl__trainer *t, const char *adapter, bool plan_onl
 }
 
 nbl_status nbl_run_make_plan(nbl_run *r, const char *model, int64_t tokens, int64_t batch, uint64_t memory,
-                             nbl_model_plan *plan)
+                             nbl_model_plan **plan)
 {
-    NBL_CHECK(r->ctx, plan && tokens >= 0 && batch >= 0 && tokens <= INT32_MAX / 2 / nbl__max_i64(batch, 1),
+    NBL_CHECK(r->ctx, plan != NULL, NBL_ERROR_ARGUMENT, "plan: plan is NULL");
+    *plan = NULL;
+    NBL_CHECK(r->ctx, tokens >= 0 && batch >= 0 && tokens <= INT32_MAX / 2 / nbl__max_i64(batch, 1),
               NBL_ERROR_ARGUMENT, "plan: %" PRId64 " tokens in %" PRId64 " sequences", tokens, batch);
     nbl__run_config config = r->config;
     if (model) config.base_model = model;
@@ -175,9 +177,6 @@ nbl_status nbl_run_make_plan(nbl_run *r, const char *model, int64_t tokens, int6
     request.tokens = tokens * request.sequences;
     nbl_status status = open_parts(&t, NULL, true, &request.tokens, &request.sequences);
     if (status == NBL_OK) status = nbl__model_plan(t.model, &request, plan);
-    nbl_model_close(r->planned);
-    r->planned = t.model;
-    t.model = NULL;
     nbl__trainer_close(&t);
     return status;
 }
@@ -379,7 +378,7 @@ nbl_status nbl__trainer_reopen(nbl__trainer *t)
 {
     const nbl__run_config *c = t->config;
     nbl_model_options options = {NBL_OPTIONS(nbl_model_options),
-                                 .dtype = nbl_dtype_name((nbl_dtype)c->compute)};
+                                 .dtype = nbl__dtype_choice((nbl_dtype)c->compute)};
     release(t);
     return c->full ? nbl_model_open(t->ctx, c->output_dir, &options, &t->model)
                    : open_model(t, c->output_dir, false);

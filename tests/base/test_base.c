@@ -190,7 +190,7 @@ static void the_first_failure_of_a_team_is_retransposed_with_its_message(void **
     }
 }
 
-static int stop_at_once(void *user, const nbl_progress *progress)
+static bool stop_at_once(void *user, const nbl_progress *progress)
 {
     (void)progress;
     return ++*(int *)user >= 5;
@@ -257,7 +257,7 @@ static void every_instruction_set_used_was_found(void **state)
 {
     (void)state;
     nbl_context *ctx = new_context();
-    nbl_isa_level level;
+    nbl_isa_level level = {NBL_RESULT(nbl_isa_level)};
     int64_t count = 0;
     for (; nbl_isa_level_get(ctx, count, &level); count++) {
         assert_true(level.name[0] && level.enables[0] && (level.found || !level.used));

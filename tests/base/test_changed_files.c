@@ -157,7 +157,7 @@ static void a_bus_error_elsewhere_goes_to_the_earlier_handler(void **state)
 }
 
 /* While weights are read their file is filled with NaN: what is wrong is the file, not its values. */
-static int spoil(void *user, const nbl_progress *at)
+static bool spoil(void *user, const nbl_progress *at)
 {
     uint8_t nan[4096];
     (void)at;

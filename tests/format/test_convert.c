@@ -36,7 +36,7 @@ static void clean(void)
 static nbl_quantize_options nf4(void)
 {
     return (nbl_quantize_options){NBL_OPTIONS(nbl_quantize_options), .format = NBL_FORMAT_NF4, .block = 64,
-                                  .compute_dtype = NBL_DTYPE_BF16};
+                                  .compute_dtype = NBL_COMPUTE_BF16};
 }
 
 /* equal: 1 yes, 0 no, -1 either */
@@ -56,7 +56,7 @@ static void a_folder_quantised_to_nf4_is_upstreams_byte_for_byte(void **state)
     (void)state;
     nbl_context *ctx = new_context();
     nbl_quantize_options options = nf4();
-    nbl_convert_report report;
+    nbl_convert_report report = {NBL_RESULT(nbl_convert_report)};
     clean();
     assert_ok(ctx, nbl_checkpoint_quantize(ctx, FOLDERS "/llama", in_folder(temp, "out"), &options, &report));
     assert_same_file(in_folder(temp, "out/model.safetensors"), FOLDERS "/llama-nf4/model.safetensors");
@@ -74,7 +74,7 @@ static void a_folder_quantised_to_nf4_is_upstreams_byte_for_byte(void **state)
 static void upstreams_folder_survives_the_way_through_16_and_32_bits(void **state)
 {
     (void)state;
-    static const nbl_dtype ways[] = {NBL_DTYPE_BF16, NBL_DTYPE_F32};
+    static const nbl_compute_dtype ways[] = {NBL_COMPUTE_BF16, NBL_COMPUTE_F32};
     nbl_context *ctx = new_context();
     for (int i = 0; i < 2; i++) {
         clean();
@@ -84,7 +84,7 @@ static void upstreams_folder_survives_the_way_through_16_and_32_bits(void **stat
                                                  NULL));
         assert_ok(ctx, nbl_checkpoint_quantize(ctx, in_folder(temp, "plain"), in_folder(temp, "again"),
                                                &options, NULL));
-        if (ways[i] == NBL_DTYPE_BF16) { /* else the states say float32 */
+        if (ways[i] == NBL_COMPUTE_BF16) { /* else the states say float32 */
             assert_same_file(in_folder(temp, "again/model.safetensors"),
                              FOLDERS "/llama-nf4/model.safetensors");
             assert_same_file(in_folder(temp, "again/config.json"), FOLDERS "/llama-nf4/config.json");
@@ -96,7 +96,7 @@ static void upstreams_folder_survives_the_way_through_16_and_32_bits(void **stat
                                                  NULL));
         assert_ok(ctx, nbl_checkpoint_quantize(ctx, in_folder(temp, "plain"), in_folder(temp, "again"),
                                                &options, NULL));
-        if (ways[i] == NBL_DTYPE_F32)
+        if (ways[i] == NBL_COMPUTE_F32)
             assert_same_file(in_folder(temp, "again/model.safetensors"),
                              FOLDERS "/llama-int8/model.safetensors");
     }
@@ -107,7 +107,7 @@ static void mxfp4_experts_dequantize_to_transformers_own_file_and_back(void **st
 {
     (void)state;
     nbl_context *ctx = new_context();
-    nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_DTYPE_BF16};
+    nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_COMPUTE_BF16};
     nbl_quantize_options options = {NBL_OPTIONS(nbl_quantize_options), .format = NBL_FORMAT_MXFP4};
     clean();
     assert_ok(ctx, nbl_checkpoint_dequantize(ctx, FOLDERS "/gpt-oss-mxfp4", in_folder(temp, "plain"), &plain,
@@ -179,7 +179,7 @@ static void quantising_twice_is_refused(void **state) /* HAZARDS E15 */
         assert_non_null(strstr(nbl_error_message(ctx), packed[i]));
         assert_true(nbl_error_hint(ctx)[0] != '\0');
     }
-    nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_DTYPE_BF16};
+    nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_COMPUTE_BF16};
     assert_int_equal(nbl_checkpoint_dequantize(ctx, FOLDERS "/llama", in_folder(temp, "out"), &plain, NULL),
                      NBL_ERROR_UNSUPPORTED);
     assert_int_equal(entries_in(temp), 0);
@@ -199,9 +199,9 @@ static void impossible_options_are_refused(void **state)
         {SIZE, .format = NBL_FORMAT_NF4, .block = 16},
         {SIZE, .format = NBL_FORMAT_NF4, .block = 8192},
         {SIZE, .format = NBL_FORMAT_NF4, .block = -64},
-        {SIZE, .format = NBL_FORMAT_INT8, .nested = 1},
+        {SIZE, .format = NBL_FORMAT_INT8, .nested = NBL_NESTED_NEAREST},
         {SIZE, .format = NBL_FORMAT_NF4, .skip = "(unclosed"},
-        {SIZE, .format = NBL_FORMAT_NF4, .compute_dtype = NBL_DTYPE_I8},
+        {SIZE, .format = NBL_FORMAT_NF4, .compute_dtype = (nbl_compute_dtype)NBL_DTYPE_BF16},
     };
 #undef SIZE
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
@@ -216,7 +216,8 @@ static void impossible_options_are_refused(void **state)
     assert_int_equal(nbl_checkpoint_quantize(ctx, FOLDERS "/llama/model.safetensors", out, &good, NULL),
                      NBL_ERROR_ARGUMENT);
     assert_int_equal(nbl_checkpoint_quantize(ctx, FOLDERS "/absent", out, &good, NULL), NBL_ERROR_NOT_FOUND);
-    nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_DTYPE_I32};
+    nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options),
+                                    .dtype = (nbl_compute_dtype)NBL_DTYPE_I32};
     assert_int_equal(nbl_checkpoint_dequantize(ctx, FOLDERS "/llama-nf4", out, &plain, NULL),
                      NBL_ERROR_ARGUMENT);
     assert_int_equal(entries_in(temp), 0);
@@ -281,7 +282,7 @@ static void experts_without_a_single_weight_are_no_accident(void **state)
 {
     (void)state;
     nbl_context *ctx = new_context();
-    nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_DTYPE_BF16};
+    nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_COMPUTE_BF16};
     static const char config[] =
         "{\"model_type\": \"gpt_oss\", \"quantization_config\": {\"quant_method\": \"mxfp4\"}}";
     static const char *const shapes[][2] = {{"[2,0,3,16]", "[2,0,3]"},
@@ -424,7 +425,7 @@ static nbl_status job_mxfp4(nbl_context *ctx)
 
 static nbl_status job_dequantize(nbl_context *ctx)
 {
-    nbl_dequantize_options options = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_DTYPE_F16,
+    nbl_dequantize_options options = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_COMPUTE_F16,
                                       .shard_size = 12000};
     return nbl_checkpoint_dequantize(ctx, FOLDERS "/llama-nf4-nested", in_folder(temp, "out"), &options,
                                      NULL);
@@ -495,7 +496,7 @@ static void the_nth_write_fails_and_nothing_is_left(void **state)
     }
 }
 
-static int stop_after(void *user, const nbl_progress *progress)
+static bool stop_after(void *user, const nbl_progress *progress)
 {
     (void)progress;
     return --*(int *)user < 0;

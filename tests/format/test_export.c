@@ -92,7 +92,7 @@ static void make_model(const char *base, const char *tokenizer)
     write_file(folder, "tokenizer_config.json", settings, strlen(settings));
 }
 
-static nbl_status export_as(nbl_context *ctx, const char *type, const char *adapter, int ollama,
+static nbl_status export_as(nbl_context *ctx, nbl_export_type type, const char *adapter, bool ollama,
                             nbl_export_report *report)
 {
     nbl_export_options how = {NBL_OPTIONS(nbl_export_options), .type = type, .adapter = adapter,
@@ -144,7 +144,7 @@ static void assert_same_logits(nbl_context *ctx, const char *a, const char *adap
     float logits[2][8 * TOKENS], *at[2] = {logits[0], logits[1]};
     for (int i = 0; i < 2; i++) {
         nbl_model *model;
-        nbl_model_options how = {NBL_OPTIONS(nbl_model_options), .dtype = "f32",
+        nbl_model_options how = {NBL_OPTIONS(nbl_model_options), .dtype = NBL_COMPUTE_F32,
                                  .adapter = i ? NULL : adapter};
         assert_ok(ctx, nbl_model_open(ctx, i ? b : a, &how, &model));
         assert_ok(ctx, nbl_model_logits(model, &sequence, 1, &at[i]));
@@ -159,13 +159,13 @@ static void an_exported_model_reads_back_as_the_same_model(void **state)
 {
     (void)state;
     static const char *const bases[] = {LLAMA, LLAMA "-nf4-nested"};
-    static const char *const types[] = {"f32", "bf16", "f16"};
+    static const nbl_export_type types[] = {NBL_EXPORT_F32, NBL_EXPORT_BF16, NBL_EXPORT_F16};
     nbl_context *ctx = new_context();
     for (int n = 0; n < 2; n++)
         for (int k = 0; k < 3; k++) {
-            nbl_export_report report;
+            nbl_export_report report = {NBL_RESULT(nbl_export_report)};
             make_model(bases[n], byte_level);
-            assert_ok(ctx, export_as(ctx, types[k], NULL, 0, &report));
+            assert_ok(ctx, export_as(ctx, types[k], NULL, false, &report));
             assert_int_equal(report.tensors, 16);
             assert_int_equal(report.fallen_back, 0);
             assert_same_logits(ctx, in_folder(temp, "model"), NULL, in_folder(temp, "out.gguf"),
@@ -181,7 +181,7 @@ static void an_adapter_is_merged_on_the_way(void **state)
     small_adapter a;
     make_model(LLAMA "-nf4", byte_level);
     assert_ok(ctx, write_adapter(ctx, in_folder(temp, "adapter"), WITH_DORA | WITH_HEAD, &a));
-    assert_ok(ctx, export_as(ctx, "f32", in_folder(temp, "adapter"), 0, NULL));
+    assert_ok(ctx, export_as(ctx, NBL_EXPORT_F32, in_folder(temp, "adapter"), false, NULL));
     assert_same_logits(ctx, in_folder(temp, "model"), in_folder(temp, "adapter"), in_folder(temp, "out.gguf"),
                        2e-5);
     nbl_context_destroy(ctx);
@@ -191,10 +191,10 @@ static void rows_that_are_no_whole_blocks_are_f16(void **state)
 {
     (void)state;
     nbl_context *ctx = new_context();
-    nbl_export_report report;
+    nbl_export_report report = {NBL_RESULT(nbl_export_report)};
     nbl__gguf *gguf;
     make_model(LLAMA, byte_level);
-    assert_ok(ctx, export_as(ctx, "q8_0", NULL, 0, &report));
+    assert_ok(ctx, export_as(ctx, NBL_EXPORT_Q8_0, NULL, false, &report));
     assert_int_equal(report.fallen_back, 9); /* all matrices: rows of 42, 45 and 67 */
     assert_ok(ctx, nbl__gguf_open(ctx, in_folder(temp, "out.gguf"), &gguf));
     assert_int_equal(nbl__gguf_tensor_find(gguf, "blk.0.ffn_up.weight")->type, NBL_GGML_F16);
@@ -212,7 +212,7 @@ static void an_adapter_alone_keeps_its_update_in_rotary_order(void **state)
     double alpha = 0;
     make_model(LLAMA, byte_level);
     assert_ok(ctx, write_adapter(ctx, in_folder(temp, "adapter"), 0, &a));
-    assert_ok(ctx, export_as(ctx, NULL, in_folder(temp, "adapter"), 0, NULL));
+    assert_ok(ctx, export_as(ctx, NBL_EXPORT_DEFAULT, in_folder(temp, "adapter"), false, NULL));
     assert_ok(ctx, nbl__gguf_open(ctx, in_folder(temp, "out.gguf"), &gguf));
     assert_int_equal(gguf->tensor_count, 4);
     assert_true(nbl__gguf_number(nbl__gguf_find(gguf, "adapter.lora.alpha"), 0, &alpha));
@@ -254,7 +254,7 @@ static void a_tokenizer_gives_the_same_ids_on_the_other_side(void **state)
     nbl_context *ctx = new_context();
     for (int k = 0; k < 2; k++) {
         make_model(LLAMA, kinds[k]);
-        assert_ok(ctx, export_as(ctx, "f16", NULL, 0, NULL));
+        assert_ok(ctx, export_as(ctx, NBL_EXPORT_F16, NULL, false, NULL));
         for (int i = 0; i < 4; i++)
             if (k == 1 || strchr(texts[i], '!') == NULL) assert_same_ids(ctx, texts[i]);
     }
@@ -284,7 +284,7 @@ static void tokenizers_without_a_form_in_gguf_are_refused_by_name(void **state)
     nbl_context *ctx = new_context();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         make_model(LLAMA, cases[i].text);
-        assert_int_not_equal(export_as(ctx, "f32", NULL, 0, NULL), NBL_OK);
+        assert_int_not_equal(export_as(ctx, NBL_EXPORT_F32, NULL, false, NULL), NBL_OK);
         if (strstr(nbl_error_message(ctx), cases[i].word) == NULL)
             fail_msg("\"%s\" does not name %s", nbl_error_message(ctx), cases[i].word);
         assert_int_equal(entries_in(temp), 1);
@@ -299,16 +299,16 @@ static void a_modelfile_stands_beside_the_model_and_neither_replaces_anything(vo
     (void)state;
     nbl_context *ctx = new_context();
     make_model(LLAMA, byte_level);
-    assert_ok(ctx, export_as(ctx, "f16", NULL, 1, NULL));
+    assert_ok(ctx, export_as(ctx, NBL_EXPORT_F16, NULL, true, NULL));
     size_t size;
     uint8_t *text = read_file(in_folder(temp, "Modelfile"), &size);
     text[size] = '\0';
     assert_true(strncmp((char *)text, "FROM ./out.gguf\nTEMPLATE ", 25) == 0);
     assert_non_null(strstr((char *)text, "\nPARAMETER stop \"<|end|>\"\n"));
     free(text);
-    assert_int_equal(export_as(ctx, "f32", NULL, 0, NULL), NBL_ERROR_EXISTS);
+    assert_int_equal(export_as(ctx, NBL_EXPORT_F32, NULL, false, NULL), NBL_ERROR_EXISTS);
     assert_int_equal(unlink(in_folder(temp, "out.gguf")), 0);
-    assert_int_equal(export_as(ctx, "f32", NULL, 1, NULL), NBL_ERROR_EXISTS);
+    assert_int_equal(export_as(ctx, NBL_EXPORT_F32, NULL, true, NULL), NBL_ERROR_EXISTS);
     assert_int_equal(entries_in(temp), 2);
     nbl_context_destroy(ctx);
 }
@@ -323,7 +323,8 @@ static void what_a_gguf_lora_cannot_hold_is_refused_by_name(void **state)
         small_adapter a;
         make_model(LLAMA, byte_level);
         assert_ok(ctx, write_adapter(ctx, in_folder(temp, "adapter"), kinds[i], &a));
-        assert_int_equal(export_as(ctx, NULL, in_folder(temp, "adapter"), 0, NULL), NBL_ERROR_UNSUPPORTED);
+        assert_int_equal(export_as(ctx, NBL_EXPORT_DEFAULT, in_folder(temp, "adapter"), false, NULL),
+                         NBL_ERROR_UNSUPPORTED);
         assert_non_null(strstr(nbl_error_message(ctx), words[i]));
         assert_int_equal(entries_in(temp), 2);
     }
@@ -347,7 +348,8 @@ static void heads_that_do_not_divide_the_rows_of_an_adapter_are_refused(void **s
     int length = snprintf(made, sizeof made, "%.*s%s4096%s", (int)(at - text), text, key, strchr(at, ','));
     write_file(temp, "model/config.json", made, (size_t)length);
     free(text);
-    assert_int_equal(export_as(ctx, NULL, in_folder(temp, "adapter"), 0, NULL), NBL_ERROR_FORMAT);
+    assert_int_equal(export_as(ctx, NBL_EXPORT_DEFAULT, in_folder(temp, "adapter"), false, NULL),
+                     NBL_ERROR_FORMAT);
     assert_non_null(strstr(nbl_error_message(ctx), "self_attn.q_proj.weight"));
     nbl_context_destroy(ctx);
 }
@@ -356,7 +358,8 @@ static void heads_that_do_not_divide_the_rows_of_an_adapter_are_refused(void **s
 
 static nbl_status job(nbl_context *ctx, int number)
 {
-    return export_as(ctx, number ? NULL : "bf16", in_folder(temp, "adapter"), 1, NULL);
+    return export_as(ctx, number ? NBL_EXPORT_DEFAULT : NBL_EXPORT_BF16, in_folder(temp, "adapter"), true,
+                     NULL);
 }
 
 static void make_faulty_room(int number)

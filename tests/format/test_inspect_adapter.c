@@ -87,7 +87,8 @@ static void an_adapter_is_summarized_and_fits_its_base(void **state)
     assert_int_equal(s->parameters,
                      ADAPTER_RANK * (HIDDEN + QUERY + INNER + HIDDEN) + QUERY + HIDDEN + TOKENS * HIDDEN);
     assert_int_equal(s->bytes, s->parameters * 4);
-    assert_string_equal(s->dtype, "f32");
+    assert_true(s->same_dtype);
+    assert_int_equal(s->dtype, NBL_DTYPE_F32);
     assert_int_equal(s->base_problems, 0);
     nbl_adapter_close(adapter);
     nbl_context_destroy(ctx);

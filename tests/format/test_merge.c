@@ -70,14 +70,14 @@ static void assert_sum(nbl_context *ctx, const char *base, const char *merged, c
     free(row), free(w), free(got);
 }
 
-static void merge_into(nbl_context *ctx, const char *base, int with, const char *dtype, small_adapter *a,
-                       nbl_merge_report *report)
+static void merge_into(nbl_context *ctx, const char *base, int with, nbl_compute_dtype dtype,
+                       small_adapter *a, nbl_merge_report *report)
 {
     clean();
     assert_ok(ctx, write_adapter(ctx, in_folder(temp, "adapter"), with, a));
-    nbl_merge_options how = {NBL_OPTIONS(nbl_merge_options), .dtype = dtype, .verify = 1};
+    nbl_merge_options how = {NBL_OPTIONS(nbl_merge_options), .dtype = dtype, .verify = true};
     assert_ok(ctx, nbl_merge(ctx, base, in_folder(temp, "adapter"), in_folder(temp, "out"), &how, report));
-    assert_int_equal(report->verified, 1);
+    assert_true(report->verified);
     assert_true(report->relative_deviation <= report->allowed_deviation);
 }
 
@@ -88,14 +88,14 @@ static void merged_weights_are_the_sums_rounded_once(void **state)
     static const nbl_dtype dtypes[] = {NBL_DTYPE_F32, NBL_DTYPE_F16, NBL_DTYPE_BF16};
     nbl_context *ctx = new_context();
     small_adapter a;
-    nbl_merge_report report;
+    nbl_merge_report report = {NBL_RESULT(nbl_merge_report)};
     for (int n = 0; n < 4; n++)
         for (int k = 0; k < 6; k++) {
             bool dora = k % 2;
             nbl_dtype dtype = dtypes[k / 2];
-            merge_into(ctx, bases[n], dora ? WITH_DORA : 0, nbl_dtype_name(dtype), &a, &report);
+            merge_into(ctx, bases[n], dora ? WITH_DORA : 0, nbl__dtype_choice(dtype), &a, &report);
             assert_int_equal(report.dtype, dtype);
-            assert_int_equal(report.convert.converted, 2);
+            assert_int_equal(report.changed, 2);
             const char *out = in_folder(temp, "out");
             assert_sum(ctx, bases[n], out, LAYER "self_attn.q_proj.weight", dtype, a.q_a, a.q_b,
                        dora ? a.q_m : NULL, a.scale);
@@ -110,8 +110,8 @@ static void what_is_not_adapted_keeps_its_values_and_files_come_along(void **sta
     (void)state;
     nbl_context *ctx = new_context();
     small_adapter a;
-    nbl_merge_report report;
-    merge_into(ctx, LLAMA, 0, NULL, &a, &report); /* the dtype that config.json names */
+    nbl_merge_report report = {NBL_RESULT(nbl_merge_report)};
+    merge_into(ctx, LLAMA, 0, NBL_COMPUTE_DEFAULT, &a, &report); /* the dtype that config.json names */
     assert_int_equal(report.dtype, NBL_DTYPE_BF16);
     nbl_diff *diff;
     assert_ok(ctx, nbl_checkpoint_diff(ctx, LLAMA, in_folder(temp, "out"), &diff));
@@ -132,9 +132,9 @@ static void trained_heads_replace_weights(void **state)
     (void)state;
     nbl_context *ctx = new_context();
     small_adapter a;
-    nbl_merge_report report;
+    nbl_merge_report report = {NBL_RESULT(nbl_merge_report)};
     int64_t shape[2];
-    merge_into(ctx, LLAMA "-nf4", WITH_HEAD, "f32", &a, &report);
+    merge_into(ctx, LLAMA "-nf4", WITH_HEAD, NBL_COMPUTE_F32, &a, &report);
     float *head = read_weight(ctx, in_folder(temp, "out"), "lm_head.weight", shape);
     assert_memory_equal(head, a.head, sizeof a.head);
     free(head);
@@ -163,12 +163,12 @@ static void an_adapter_of_a_tied_head_gives_the_model_a_head_of_its_own(void **s
     (void)state;
     nbl_context *ctx = new_context();
     small_adapter a;
-    nbl_merge_report report;
+    nbl_merge_report report = {NBL_RESULT(nbl_merge_report)};
     int64_t shape[2];
     clean();
     make_tied();
     assert_ok(ctx, write_adapter(ctx, in_folder(temp, "adapter"), WITH_HEAD_LORA, &a));
-    nbl_merge_options how = {NBL_OPTIONS(nbl_merge_options), .dtype = "f32", .verify = 1};
+    nbl_merge_options how = {NBL_OPTIONS(nbl_merge_options), .dtype = NBL_COMPUTE_F32, .verify = true};
     assert_ok(ctx, nbl_merge(ctx, in_folder(temp, "tied"), in_folder(temp, "adapter"), in_folder(temp, "out"),
                              &how, &report));
     float *embedding = read_weight(ctx, LLAMA, "model.embed_tokens.weight", shape),
@@ -195,16 +195,17 @@ static void a_result_that_its_dtype_cannot_hold_is_found_out_and_removed(void **
     small_adapter a;
     clean();
     assert_ok(ctx, write_adapter(ctx, in_folder(temp, "adapter"), HUGE, &a));
-    nbl_merge_options how = {NBL_OPTIONS(nbl_merge_options), .dtype = "f16"};
-    for (how.verify = 0; how.verify < 2; how.verify++) {
+    nbl_merge_options how = {NBL_OPTIONS(nbl_merge_options), .dtype = NBL_COMPUTE_F16};
+    for (int verify = 0; verify < 2; verify++) {
+        how.verify = verify;
         assert_int_equal(
             nbl_merge(ctx, LLAMA, in_folder(temp, "adapter"), in_folder(temp, "out"), &how, NULL),
             NBL_ERROR_DTYPE);
         assert_non_null(strstr(nbl_error_message(ctx), "the first has index"));
         assert_int_equal(entries_in(temp), 1);
     }
-    how = (nbl_merge_options){NBL_OPTIONS(nbl_merge_options), .dtype = "f16", .verify = 1,
-                              .allow_non_finite = 1}; /* logits are judged still */
+    how = (nbl_merge_options){NBL_OPTIONS(nbl_merge_options), .dtype = NBL_COMPUTE_F16, .verify = true,
+                              .allow_non_finite = true}; /* logits are judged still */
     assert_int_equal(nbl_merge(ctx, LLAMA, in_folder(temp, "adapter"), in_folder(temp, "out"), &how, NULL),
                      NBL_ERROR_DTYPE);
     assert_non_null(strstr(nbl_error_message(ctx), "logits"));
@@ -236,7 +237,7 @@ static void an_adapter_of_another_model_and_a_target_that_exists_are_refused(voi
 static nbl_status job(nbl_context *ctx, int number)
 {
     (void)number;
-    nbl_merge_options how = {NBL_OPTIONS(nbl_merge_options), .verify = 1, .shard_size = 20000};
+    nbl_merge_options how = {NBL_OPTIONS(nbl_merge_options), .verify = true, .shard_size = 20000};
     return nbl_merge(ctx, LLAMA "-nf4-nested", in_folder(temp, "adapter"), in_folder(temp, "out"), &how,
                      NULL);
 }

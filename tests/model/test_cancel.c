@@ -9,7 +9,7 @@ typedef struct caller {
     int asked;
 } caller;
 
-static int on_progress(void *user, const nbl_progress *now)
+static bool on_progress(void *user, const nbl_progress *now)
 {
     caller *c = user;
     if (c->at == NULL || now->what == NULL || strcmp(now->what, c->at) != 0) return 0;
@@ -42,7 +42,7 @@ static void a_model_stops_between_two_operators(void **state)
     int32_t ids[] = {1, 2, 3, 4}, made[8];
     nbl_ids sequence = {ids, 4};
     float *logits = malloc(4 * 512 * sizeof *logits);
-    nbl_evaluation sum;
+    nbl_evaluation sum = {NBL_RESULT(nbl_evaluation)};
     nbl_generated result = {.ids = {made, 0}};
     assert_ok(ctx, nbl_model_open(ctx, MODEL, NULL, &model));
     c.at = "computing";
@@ -68,9 +68,10 @@ static void loading_stops_between_two_weights(void **state)
     caller c = {.at = "model.layers.2.mlp.up_proj.weight"};
     nbl_context *ctx = context_of(&c);
     nbl_model *model;
-    assert_stopped(&c, nbl_model_open(ctx, MODEL,
-                                      &(nbl_model_options){NBL_OPTIONS(nbl_model_options), .load = "nf4"},
-                                      &model));
+    assert_stopped(
+        &c,
+        nbl_model_open(ctx, MODEL,
+                       &(nbl_model_options){NBL_OPTIONS(nbl_model_options), .load = NBL_FORMAT_NF4}, &model));
     assert_null(model);
     nbl_context_destroy(ctx);
 }

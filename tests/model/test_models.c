@@ -86,7 +86,7 @@ static void assert_within(const golden *g, const char *what, double distance, do
         fail_msg("%s: %s: relative norm %.2e, above %g", g->name, what, distance, bound);
 }
 
-static nbl_model *open_model(const golden *g, const char *dtype, const char *adapter)
+static nbl_model *open_model(const golden *g, nbl_compute_dtype dtype, const char *adapter)
 {
     nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = dtype,
                                  .adapter = adapter ? in_folder(g->folder, adapter) : NULL};
@@ -96,7 +96,7 @@ static nbl_model *open_model(const golden *g, const char *dtype, const char *ada
 }
 
 /* Logits of all sequences in one call; free them. */
-static void compute_logits(golden *g, const char *dtype, float **logits)
+static void compute_logits(golden *g, nbl_compute_dtype dtype, float **logits)
 {
     nbl_model *model = open_model(g, dtype, NULL);
     int64_t vocabulary = nbl_model_vocabulary(model);
@@ -111,7 +111,7 @@ static void compute_logits(golden *g, const char *dtype, float **logits)
 static void check_logits(golden *g, bool int8)
 {
     float *logits[MAX_SEQUENCES];
-    compute_logits(g, "f32", logits);
+    compute_logits(g, NBL_COMPUTE_F32, logits);
     for (int64_t i = 0; i < g->sequences; i++) {
         const nbl__stored *want = find_at(g, "logits", i), *peer = int8 ? find_at(g, "peer", i) : NULL;
         const float *peers;
@@ -126,13 +126,14 @@ static void check_logits(golden *g, bool int8)
     }
 }
 
-static void check_half_logits(golden *g, const char *dtype)
+static void check_half_logits(golden *g, nbl_compute_dtype dtype)
 {
     float *logits[MAX_SEQUENCES];
     compute_logits(g, dtype, logits);
     for (int64_t i = 0; i < g->sequences; i++) {
-        assert_within(g, dtype, distance(g, logits[i], find_at(g, "logits", i)), 2e-2);
-        assert_within(g, dtype, distance(g, logits[i], find_at(g, "half", i)), 2e-2);
+        assert_within(g, nbl_compute_dtype_name(dtype), distance(g, logits[i], find_at(g, "logits", i)),
+                      2e-2);
+        assert_within(g, nbl_compute_dtype_name(dtype), distance(g, logits[i], find_at(g, "half", i)), 2e-2);
         free(logits[i]);
     }
 }
@@ -140,7 +141,7 @@ static void check_half_logits(golden *g, const char *dtype)
 /* All sequences as one batch. */
 static void check_greedy(golden *g)
 {
-    nbl_model *model = open_model(g, "f32", NULL);
+    nbl_model *model = open_model(g, NBL_COMPUTE_F32, NULL);
     int32_t tokens[MAX_SEQUENCES][GREEDY];
     nbl_generated results[MAX_SEQUENCES];
     nbl_generate_options how = {NBL_OPTIONS(nbl_generate_options), .max_tokens = GREEDY};
@@ -188,7 +189,7 @@ static void check_gradients(golden *g, const char *kind)
     for (int64_t i = 0; i < g->count; i++) expected += strncmp(g->tensors[i].name, kind, strlen(kind)) == 0;
     for (int pack = 0; pack < 2; pack++) {
         gradient_check c = {g, kind, 0};
-        nbl_model *model = open_model(g, "f32", kind);
+        nbl_model *model = open_model(g, NBL_COMPUTE_F32, kind);
         assert_ok(g->ctx, nbl_model_gradients(model, g->ids, g->labels, g->sequences, pack, 0, check_gradient,
                                               &c, &loss, &trained));
         assert_int_equal(c.seen, expected);
@@ -203,7 +204,8 @@ static void check(const char *name, const char *half, const char *first, const c
     golden g = open_golden(ctx, name);
     bool int8 = strcmp(name, "store-int8") == 0;
     check_logits(&g, int8);
-    if (half) check_half_logits(&g, half);
+    nbl_compute_dtype dtype;
+    if (nbl_compute_dtype_parse(half, &dtype)) check_half_logits(&g, dtype);
     if (!int8) check_greedy(&g); /* there rounded activations may turn a choice */
     if (first) check_gradients(&g, first);
     if (second) check_gradients(&g, second);
@@ -302,18 +304,18 @@ static void hostile_configs_are_refused_by_the_name_of_the_key(void **state)
     config[size] = '\0';
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         nbl_model *model;
-        nbl_model_plan *plan = malloc(sizeof *plan);
+        nbl_model_plan *plan = NULL;
         bend(config, &cases[i], text, sizeof text);
         write_file(folder, "config.json", text, strlen(text));
         nbl_status status = nbl_model_open(ctx, folder, NULL, &model);
-        if (status == NBL_OK) status = nbl_model_make_plan(model, 16, 1, 0, plan);
+        if (status == NBL_OK) status = nbl_model_make_plan(model, 16, 1, 0, &plan);
         else assert_null(model);
         if (status != cases[i].status || strstr(nbl_error_message(ctx), cases[i].words) == NULL)
             wrong++,
                 print_error("%s = %s: %s: \"%.300s\" instead of \"%s\"\n", cases[i].key, cases[i].value,
                             nbl_status_name(status), status ? nbl_error_message(ctx) : "", cases[i].words);
+        nbl_model_plan_free(plan);
         nbl_model_close(model);
-        free(plan);
     }
     free(config);
     remove_tree(folder);
@@ -326,7 +328,7 @@ static void ids_outside_the_vocabulary_are_refused_with_their_index(void **state
     (void)state;
     nbl_context *ctx = new_context();
     golden g = open_golden(ctx, "store-f32");
-    nbl_model *model = open_model(&g, "f32", NULL);
+    nbl_model *model = open_model(&g, NBL_COMPUTE_F32, NULL);
     float *logits = malloc(4 * 48 * sizeof *logits);
     static int32_t bad[][2] = {{3, 48}, {-1, 3}, {INT32_MAX, 0}};
     for (int i = 0; i < 3; i++) {

@@ -98,17 +98,18 @@ typedef struct fixture {
     nbl_model *model;
 } fixture;
 
-static nbl_model_plan plan; /* large */
+static nbl_model_plan *planned; /* the last plan, or NULL */
+static nbl_model_plan_summary plan;
 
-static void open_fixture(fixture *f, const widths *w, bool tied, const char *load)
+static void open_fixture(fixture *f, const widths *w, bool tied, nbl_format load)
 {
     make_temp(f->folder);
     write_model(f->folder, w, tied);
     assert_int_equal(nbl_context_create(NULL, &f->ctx), NBL_OK);
     f->device = (nbl__cuda){.ctx = f->ctx, .major = 9, .multiprocessors = 132, .beside = DEVICE_BYTES};
     nbl__set_accelerator(f->ctx, &f->device, close_nothing);
-    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .load = load, .load_nested = load != NULL,
-                                 .plan_only = 1};
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .load = load,
+                                 .load_nested = load != NBL_FORMAT_DENSE, .plan_only = true};
     assert_ok(f->ctx, nbl_model_open(f->ctx, f->folder, &options, &f->model));
     nbl__peft_settings settings = {.task_type = "CAUSAL_LM", .r = 16, .alpha = 32, .all_linear = true};
     assert_ok(f->ctx, nbl__model_new_adapter(f->model, "test", &settings));
@@ -116,6 +117,8 @@ static void open_fixture(fixture *f, const widths *w, bool tied, const char *loa
 
 static void close_fixture(fixture *f)
 {
+    nbl_model_plan_free(planned);
+    planned = NULL;
     nbl_model_close(f->model);
     nbl_context_destroy(f->ctx);
     remove_tree(f->folder);
@@ -125,7 +128,9 @@ static void make_plan(fixture *f, uint64_t memory, nbl__recompute min)
 {
     nbl__plan_request request = {
         .train = true, .tokens = TOKENS, .sequences = 4, .optimizer_bits = 32, .memory = memory, .min = min};
-    assert_ok(f->ctx, nbl__model_plan(f->model, &request, &plan));
+    nbl_model_plan_free(planned);
+    assert_ok(f->ctx, nbl__model_plan(f->model, &request, &planned));
+    plan = *nbl_model_plan_get_summary(planned);
     const nbl_plan_arenas *a = &plan.arenas;
     assert_int_equal(a->weights + a->adapters + a->optimizer + a->saved + a->scratch + a->kv + a->device,
                      plan.total_bytes);
@@ -143,9 +148,9 @@ static void make_plan(fixture *f, uint64_t memory, nbl__recompute min)
 static int64_t again(const char *op)
 {
     int64_t count = 0;
-    for (int64_t i = 0; i < plan.op_count; i++)
-        if (strcmp(plan.ops[i].pass, "again") == 0 && strcmp(plan.ops[i].op, op) == 0)
-            count += plan.ops[i].count;
+    const nbl_planned_op *it;
+    for (int64_t i = 0; (it = nbl_model_plan_get_op(planned, i)); i++)
+        if (it->pass == NBL_PLAN_PASS_RECOMPUTE && strcmp(it->op, op) == 0) count += it->count;
     return count;
 }
 
@@ -155,16 +160,16 @@ static void what_is_cheap_is_made_again_without_being_asked_for(void **state)
 {
     (void)state;
     fixture f;
-    open_fixture(&f, &usual, true, "nf4");
+    open_fixture(&f, &usual, true, NBL_FORMAT_NF4);
     make_plan(&f, 0, NBL_RECOMPUTE_NONE);
-    assert_string_equal(plan.recompute, "cheap");
+    assert_int_equal(plan.recompute, NBL_PLAN_RECOMPUTE_CHEAP);
     assert_int_equal(again("rmsnorm"), 2 * LAYERS);
     assert_int_equal(again("gated"), LAYERS);
     assert_int_equal(again("linear") + again("linear_group") + again("attention"), 0);
     assert_int_equal(plan.dequantized_weights + (int64_t)plan.host_bytes, 0);
     uint64_t thrifty = plan.total_bytes;
     make_plan(&f, plenty, NBL_RECOMPUTE_NONE);
-    assert_string_equal(plan.recompute, "none");
+    assert_int_equal(plan.recompute, NBL_PLAN_RECOMPUTE_NONE);
     uint64_t per_layer = (uint64_t)TOKENS * (uint64_t)(2 * usual.hidden + usual.inner) *
                          2; /* two norms and act(gate)·up */
     uint64_t dequantized = plan.dequantized_bytes -
@@ -180,7 +185,7 @@ static void what_would_cost_time_is_not(void **state)
 {
     (void)state;
     fixture f;
-    open_fixture(&f, &narrow, true, NULL);
+    open_fixture(&f, &narrow, true, NBL_FORMAT_DENSE);
     make_plan(&f, 0, NBL_RECOMPUTE_NONE);
     assert_int_equal(again("gated"), 0);
     make_plan(&f, plan.total_bytes - 1, NBL_RECOMPUTE_NONE); /* unless it must be */
@@ -192,7 +197,7 @@ static void the_rest_of_a_budget_keeps_weights_dequantized(void **state)
 {
     (void)state;
     fixture f;
-    open_fixture(&f, &usual, true, "nf4");
+    open_fixture(&f, &usual, true, NBL_FORMAT_NF4);
     make_plan(&f, 0, NBL_RECOMPUTE_NONE);
     uint64_t thrifty = plan.total_bytes, packed = plan.arenas.weights, all = 0;
     int64_t before = 0;
@@ -211,14 +216,14 @@ static void the_rest_of_a_budget_keeps_weights_dequantized(void **state)
                     plan.dequantized_weights >= (i < 8 ? 1 : 7 * LAYERS));
         assert_true(plan.total_bytes + 2 * (uint64_t)(usual.hidden * usual.inner) >
                     thrifty + room); /* no larger one fits */
-        assert_string_equal(plan.recompute, "cheap");
+        assert_int_equal(plan.recompute, NBL_PLAN_RECOMPUTE_CHEAP);
         before = plan.dequantized_weights;
     }
     close_fixture(&f);
-    open_fixture(&f, &usual, true, NULL); /* what is dense needs no decoding */
+    open_fixture(&f, &usual, true, NBL_FORMAT_DENSE); /* what is dense needs no decoding */
     make_plan(&f, plenty, NBL_RECOMPUTE_NONE);
     assert_int_equal(plan.dequantized_weights, 0);
-    assert_string_equal(plan.recompute, "none");
+    assert_int_equal(plan.recompute, NBL_PLAN_RECOMPUTE_NONE);
     close_fixture(&f);
 }
 
@@ -228,11 +233,11 @@ static void layers_made_again_wait_on_the_host_and_so_does_an_embedding(void **s
     uint64_t row = (uint64_t)usual.hidden * 2, stream = TOKENS * row, embedding = VOCABULARY * row;
     for (int tied = 0; tied < 2; tied++) {
         fixture f;
-        open_fixture(&f, &usual, tied, "nf4");
+        open_fixture(&f, &usual, tied, NBL_FORMAT_NF4);
         make_plan(&f, 0, NBL_RECOMPUTE_NONE);
         uint64_t packed = plan.arenas.weights;
         make_plan(&f, 0, NBL_RECOMPUTE_LAYERS);
-        assert_string_equal(plan.recompute, "layers");
+        assert_int_equal(plan.recompute, NBL_PLAN_RECOMPUTE_LAYERS);
         assert_int_equal(plan.recomputed_layers, LAYERS);
         assert_int_equal(again("linear_group"), 2 * LAYERS);
         assert_int_equal(plan.host_bytes, (2 * LAYERS - 1) * stream + (tied ? 0 : embedding));
@@ -242,7 +247,7 @@ static void layers_made_again_wait_on_the_host_and_so_does_an_embedding(void **s
         uint64_t min = plan.smallest_memory;
         assert_true(plan.total_bytes >= min);
         make_plan(&f, min, NBL_RECOMPUTE_NONE);
-        assert_string_equal(plan.recompute, "layers");
+        assert_int_equal(plan.recompute, NBL_PLAN_RECOMPUTE_LAYERS);
         close_fixture(&f);
     }
 }
@@ -253,13 +258,13 @@ static void a_wide_layer_sends_what_attention_gives_as_well(void **state)
     (void)state;
     fixture f;
     if (nbl__memory_available() / 2 < (3 * LAYERS - 1) * (uint64_t)(TOKENS * wide.hidden * 2)) skip();
-    open_fixture(&f, &wide, true, "nf4");
+    open_fixture(&f, &wide, true, NBL_FORMAT_NF4);
     make_plan(&f, 0, NBL_RECOMPUTE_LAYERS);
     assert_int_equal(again("attention"), 0);
     assert_int_equal(again("linear_group"), 2 * LAYERS); /* q, k and v; gate and up */
     assert_int_equal(plan.host_bytes, (3 * LAYERS - 1) * (uint64_t)(TOKENS * wide.hidden * 2));
     close_fixture(&f);
-    open_fixture(&f, &narrow, true, "nf4");
+    open_fixture(&f, &narrow, true, NBL_FORMAT_NF4);
     make_plan(&f, 0, NBL_RECOMPUTE_LAYERS);
     assert_int_equal(plan.host_bytes, (LAYERS - 1) * (uint64_t)(TOKENS * narrow.hidden * 2));
     close_fixture(&f);

@@ -27,8 +27,8 @@ static nbl_context *counting_context(nbl__counter *counter)
     return ctx;
 }
 
-static nbl_model *open_tiny(nbl_context *ctx, const tiny_model *tiny, const char *dtype, const char *load,
-                            bool adapter)
+static nbl_model *open_tiny(nbl_context *ctx, const tiny_model *tiny, nbl_compute_dtype dtype,
+                            nbl_format load, bool adapter)
 {
     nbl_model *model;
     nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = dtype, .load = load,
@@ -43,13 +43,14 @@ static const nbl__session_options training = {
 static void a_training_step_allocates_nothing(void **state)
 {
     (void)state;
-    static const char *const dtypes[] = {"f32", "bf16"};
+    static const nbl_compute_dtype dtypes[] = {NBL_COMPUTE_F32, NBL_COMPUTE_BF16};
     for (int i = 0; i < 2 * TINY_ARCHITECTURES; i++) {
         nbl__counter counter = {0};
         nbl_context *ctx = counting_context(&counter);
         tiny_model tiny;
         tiny_write(ctx, i / 2, i % 2, &tiny);
-        nbl_model *model = open_tiny(ctx, &tiny, dtypes[i % 2], i % 4 == 3 ? "nf4" : NULL, true);
+        nbl_model *model = open_tiny(ctx, &tiny, dtypes[i % 2],
+                                     i % 4 == 3 ? NBL_FORMAT_NF4 : NBL_FORMAT_DENSE, true);
         nbl__session s;
         assert_ok(ctx, nbl__session_open(model, &training, &s));
         *(float *)nbl__plan_data(&s.plan, s.build.dloss) = 1;
@@ -76,7 +77,7 @@ typedef struct watch {
     int count;
 } watch;
 
-static int count_calls(void *user, int64_t which, int32_t id)
+static bool count_calls(void *user, int64_t which, int32_t id)
 {
     watch *w = user;
     (void)id;
@@ -92,7 +93,8 @@ static void a_generation_step_allocates_nothing(void **state)
         nbl_context *ctx = counting_context(&counter);
         tiny_model tiny;
         tiny_write(ctx, i, true, &tiny);
-        nbl_model *model = open_tiny(ctx, &tiny, i % 2 ? "bf16" : "f32", NULL, i >= 2);
+        nbl_model *model = open_tiny(ctx, &tiny, i % 2 ? NBL_COMPUTE_BF16 : NBL_COMPUTE_F32, NBL_FORMAT_DENSE,
+                                     i >= 2);
         watch seen = {.counter = &counter};
         int32_t made[2][16];
         nbl_ids prompts[2] = {sequence(9), sequence(3)};
@@ -116,7 +118,7 @@ static void the_coldest_temperature_takes_the_likeliest_token(void **state)
     nbl_context *ctx = new_context();
     tiny_model tiny;
     tiny_write(ctx, 0, true, &tiny);
-    nbl_model *model = open_tiny(ctx, &tiny, "f32", NULL, false);
+    nbl_model *model = open_tiny(ctx, &tiny, NBL_COMPUTE_F32, NBL_FORMAT_DENSE, false);
     int32_t made[2][12];
     nbl_ids prompt = sequence(9);
     for (int cold = 0; cold < 2; cold++) {
@@ -187,7 +189,7 @@ static void norms_of_dora_follow_the_adapter_when_they_are_prepared(void **state
     nbl_context *ctx = new_context();
     tiny_model tiny;
     tiny_write(ctx, 0, true, &tiny);
-    nbl_model *model = open_tiny(ctx, &tiny, "f32", NULL, true);
+    nbl_model *model = open_tiny(ctx, &tiny, NBL_COMPUTE_F32, NBL_FORMAT_DENSE, true);
     nbl__session s;
     int count;
     assert_ok(ctx, nbl__session_open(model, &training, &s));
@@ -217,7 +219,8 @@ static void recomputation_changes_no_bit_of_any_architecture(void **state)
     for (int i = 0; i < TINY_ARCHITECTURES; i++) {
         tiny_model tiny;
         tiny_write(ctx, i, true, &tiny);
-        nbl_model *model = open_tiny(ctx, &tiny, i % 2 ? "f32" : "bf16", NULL, true);
+        nbl_model *model = open_tiny(ctx, &tiny, i % 2 ? NBL_COMPUTE_F32 : NBL_COMPUTE_BF16, NBL_FORMAT_DENSE,
+                                     true);
         enum { RECOMPUTE_LEVELS = NBL_RECOMPUTE_ALL + 1 };
         nbl__session s[RECOMPUTE_LEVELS];
         nbl_ids ids = sequence(TOKENS);
@@ -281,7 +284,7 @@ static void a_feed_forward_block_of_three_operators_computes_the_same(void **sta
     for (int i = 0; i < TINY_ARCHITECTURES; i++) {
         tiny_model tiny;
         tiny_write(ctx, i, true, &tiny);
-        nbl_model *model = open_tiny(ctx, &tiny, "f32", NULL, true);
+        nbl_model *model = open_tiny(ctx, &tiny, NBL_COMPUTE_F32, NBL_FORMAT_DENSE, true);
         nbl__session s[4];
         nbl_ids ids = sequence(TOKENS);
         model->peft->settings.dropout = 0.25;
@@ -322,7 +325,7 @@ static void every_failed_allocation_of_a_session_is_an_error_without_a_leak(void
     nbl_context *ctx = counting_context(&counter);
     tiny_model tiny;
     tiny_write(ctx, 3, true, &tiny);
-    nbl_model *model = open_tiny(ctx, &tiny, "f32", NULL, true);
+    nbl_model *model = open_tiny(ctx, &tiny, NBL_COMPUTE_F32, NBL_FORMAT_DENSE, true);
     for (int offload = 0; offload < 2; offload++) {
         int64_t live = counter.live, failures = 0;
         nbl__session_options o = training;
@@ -348,7 +351,8 @@ static void every_failed_allocation_of_a_session_is_an_error_without_a_leak(void
 
 typedef struct worker {
     const tiny_model *tiny;
-    const char *dtype, *load;
+    nbl_compute_dtype dtype;
+    nbl_format load;
     float logits[TOKENS * TINY_VOCAB];
     double loss;
     nbl_status status;
@@ -394,7 +398,8 @@ static void plans_of_two_dtypes_at_once_give_the_bits_they_give_alone(void **sta
     tiny_model tiny;
     tiny_write(ctx, 4, true, &tiny);
     static worker alone[2], together[2];
-    static const char *const dtypes[] = {"f32", "bf16"}, *const loads[] = {NULL, "nf4"};
+    static const nbl_compute_dtype dtypes[] = {NBL_COMPUTE_F32, NBL_COMPUTE_BF16};
+    static const nbl_format loads[] = {NBL_FORMAT_DENSE, NBL_FORMAT_NF4};
     pthread_t threads[2];
     for (int i = 0; i < 2; i++) {
         alone[i] = together[i] = (worker){.tiny = &tiny, .dtype = dtypes[i], .load = loads[i]};

@@ -16,10 +16,10 @@ static nbl_stop_matcher *matcher_of(nbl_context *ctx, int64_t count, const char 
 }
 
 /* Pushes a piece; it must show `shown` and say `stopped`. */
-static void push(nbl_context *ctx, nbl_stop_matcher *m, const char *piece, const char *shown, int stopped)
+static void push(nbl_context *ctx, nbl_stop_matcher *m, const char *piece, const char *shown, bool stopped)
 {
     nbl_string got;
-    int end = -1;
+    bool end = !stopped;
     assert_ok(ctx, nbl_stop_matcher_push(m, string_of(piece), &got, &end));
     assert_int_equal(got.size, strlen(shown));
     assert_memory_equal(got.text, shown, got.size);
@@ -132,7 +132,7 @@ static void any_pieces_give_what_the_whole_text_gives(void **state)
                 found = true;
             }
         nbl_stop_matcher *m = matcher_of(ctx, 3, list);
-        int stopped = 0;
+        bool stopped = false;
         nbl_string piece;
         for (size_t at = 0, n; at < 40; at += n) {
             n = 1 + (size_t)((random = random * 1664525 + 1013904223) >> 29);
@@ -188,7 +188,7 @@ static void any_allocation_may_fail(void **state)
         assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
         nbl_stop_matcher *m = NULL;
         nbl_string stop = string_of("stop"), shown;
-        int stopped = 0;
+        bool stopped = false;
         f.left = n;
         nbl_status status = nbl_stop_matcher_open(ctx, &stop, 1, &m);
         if (status == NBL_OK) status = nbl_stop_matcher_push(m, string_of("a st"), &shown, &stopped);

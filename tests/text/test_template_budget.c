@@ -176,7 +176,7 @@ static nbl_status render(nbl_context *ctx, const char *source, char *text, size_
     return status;
 }
 
-static int stop(void *user, const nbl_progress *at)
+static bool stop(void *user, const nbl_progress *at)
 {
     (void)at;
     return ++*(int *)user > 3;

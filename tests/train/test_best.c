@@ -29,7 +29,7 @@ static void add_line(void *user, nbl_log_level level, const char *line)
     if (level == NBL_LOG_WARNING) snprintf(t->log + size, sizeof t->log - size, "%s\n", line);
 }
 
-static int stop_run(void *user, const nbl_train_event *event)
+static bool stop_run(void *user, const nbl_train_event *event)
 {
     const told *t = user;
     return event->kind == NBL_TRAIN_STEP && event->step == t->stop;
@@ -44,6 +44,7 @@ static nbl_status train(const fixture *f, const char *name, told *t, bool resume
     nbl_context *ctx;
     nbl_run *run = NULL;
     t->log[0] = '\0';
+    t->summary = (nbl_train_summary){NBL_RESULT(nbl_train_summary)};
     assert_int_equal(nbl_context_create(&how, &ctx), NBL_OK);
     nbl_status status = nbl_run_open(ctx, write_run(f, name, keys), NULL, 0, &run);
     if (status == NBL_OK) status = nbl_run_train(run, &options, &t->summary);
@@ -337,7 +338,7 @@ static void a_best_checkpoint_that_is_lost_is_told_and_forgotten(void **state)
     }
 }
 
-static int damage_best(void *user, const nbl_train_event *event)
+static bool damage_best(void *user, const nbl_train_event *event)
 {
     const fixture *f = user;
     if (event->kind == NBL_TRAIN_STEP && event->step == 8)

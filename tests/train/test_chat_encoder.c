@@ -68,7 +68,7 @@ static void an_answer_and_its_end_are_labelled_and_alone_counted(void **state)
     assert_string_equal(text, "3 4 5<|im_end|>");
     nbl_text_free(o.ctx, text, size);
 
-    nbl_evaluation all, answers, again;
+    nbl_evaluation all = {NBL_RESULT(nbl_evaluation)}, answers = all, again = all;
     nbl_evaluate_options options = {NBL_OPTIONS(nbl_evaluate_options), .labels = &labels};
     nbl_evaluate_options whole = {NBL_OPTIONS(nbl_evaluate_options), .labels = &ids};
     assert_ok(o.ctx, nbl_model_evaluate(o.model, &ids, 1, NULL, &all));

@@ -320,8 +320,8 @@ static void a_preview_shows_what_is_trained(void **state)
     (void)state;
     nbl_context *ctx = new_context();
     nbl_run *run;
-    nbl_data_summary summary;
-    nbl_preview preview;
+    nbl_data_summary summary = {NBL_RESULT(nbl_data_summary)};
+    nbl_preview preview = {NBL_RESULT(nbl_preview)};
     char text[1024];
     put("k.jsonl", talk);
     snprintf(text, sizeof text,

@@ -73,7 +73,7 @@ static nbl_status evaluate(fixture *f, const void *options)
 {
     nbl_model *model;
     int32_t ids[] = {1, 2, 3};
-    nbl_evaluation result;
+    nbl_evaluation result = {NBL_RESULT(nbl_evaluation)};
     assert_ok(f->ctx, nbl_model_open(f->ctx, f->tiny.model, NULL, &model));
     nbl_status status = nbl_model_evaluate(model, &(nbl_ids){ids, 3}, 1, options, &result);
     nbl_model_close(model);
@@ -102,13 +102,13 @@ static const nbl_context_options context_options = {NBL_OPTIONS(nbl_context_opti
 static const nbl_quantize_options quantize_options = {NBL_OPTIONS(nbl_quantize_options),
                                                       .format = NBL_FORMAT_NF4, .block = 64};
 static const nbl_dequantize_options dequantize_options = {NBL_OPTIONS(nbl_dequantize_options),
-                                                          .dtype = NBL_DTYPE_BF16};
+                                                          .dtype = NBL_COMPUTE_BF16};
 static const nbl_model_options model_options = {NBL_OPTIONS(nbl_model_options)};
 static const nbl_generate_options generate_options = {NBL_OPTIONS(nbl_generate_options), .max_tokens = 4};
 static const nbl_evaluate_options evaluate_options = {NBL_OPTIONS(nbl_evaluate_options)};
 static const nbl_train_options train_options = {NBL_OPTIONS(nbl_train_options)};
 static const nbl_merge_options merge_options = {NBL_OPTIONS(nbl_merge_options)};
-static const nbl_export_options export_options = {NBL_OPTIONS(nbl_export_options), .type = "f16"};
+static const nbl_export_options export_options = {NBL_OPTIONS(nbl_export_options), .type = NBL_EXPORT_F16};
 
 /* `needed`: bytes up to the last field without a default, a multiple of 8. */
 static const struct way {

@@ -379,7 +379,7 @@ static char *text_of(const char *path)
     return text;
 }
 
-static int stop_at_three(void *user, const nbl_train_event *event)
+static bool stop_at_three(void *user, const nbl_train_event *event)
 {
     (void)user;
     return event->kind == NBL_TRAIN_STEP && event->step == 3;
@@ -419,7 +419,7 @@ static void after_is_what_the_adapter_writes(void **state)
         char *samples = text_of(output(name, "samples.json"));
         for (int after = 0; after < 2; after++) {
             char text[NBL_SAMPLE_TOKENS + 64] = "", expected[NBL_SAMPLE_TOKENS * 6 + 64];
-            nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = "f32",
+            nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = NBL_COMPUTE_F32,
                                          .adapter = after ? output(name, "") : NULL};
             nbl_generate_options how = {NBL_OPTIONS(nbl_generate_options), .max_tokens = NBL_SAMPLE_TOKENS,
                                         .ends = &end, .end_count = 1};

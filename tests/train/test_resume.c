@@ -455,7 +455,7 @@ static void removing_never_follows_a_link(void **state)
     assert_true(is_there(f, "elsewhere/precious") && is_there(f, "out/checkpoint-8"));
 }
 
-static int start_another(void *user, const nbl_train_event *event)
+static bool start_another(void *user, const nbl_train_event *event)
 {
     if (event->kind == NBL_TRAIN_STEP && event->step == 2) {
         nbl_context *ctx = new_context();

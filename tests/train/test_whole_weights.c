@@ -100,7 +100,8 @@ static fixture open_fixture(bool tied, bool adapter)
     make_model(f.ctx, in_folder(f.temp, "model"), tied);
     make_adapter(f.ctx, in_folder(f.temp, "adapter"));
     nbl_model_options options = {NBL_OPTIONS(nbl_model_options),
-                                 .adapter = adapter ? in_folder(f.temp, "adapter") : NULL, .dtype = "f32"};
+                                 .adapter = adapter ? in_folder(f.temp, "adapter") : NULL,
+                                 .dtype = NBL_COMPUTE_F32};
     assert_ok(f.ctx, nbl_model_open(f.ctx, in_folder(f.temp, "model"), &options, &f.model));
     return f;
 }
@@ -258,7 +259,7 @@ static nbl_status open_and_train(nbl_context *ctx, const char *temp)
     nbl_model *model;
     nbl__session s;
     nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .adapter = in_folder(temp, "adapter"),
-                                 .dtype = "f32"};
+                                 .dtype = NBL_COMPUTE_F32};
     NBL_TRY(nbl_model_open(ctx, in_folder(temp, "model"), &options, &model));
     nbl_status status = nbl__session_open(model, &training, &s);
     if (status == NBL_OK) nbl__session_close(&s);

@@ -666,6 +666,7 @@ int main(int argc, char **argv)
     }
     nbl_context *ctx = NULL;
     nbl_cuda_device device;
+    NBL_RESULT_INIT(device);
     if (nbl_context_create(NULL, &ctx) != NBL_OK) stop("nbl_context_create", "failed", __LINE__);
     if (nbl_cuda_device_get(ctx, 0, &device) != NBL_OK || device.major != 9) {
         printf("cuda_gemm_sm90: skipped: no device of compute capability 9.0\n");

@@ -192,8 +192,8 @@ template <typename F> bool run_guarded(size_t bytes, size_t shift, uint8_t *resu
     return clean;
 }
 
-void test_dequantize(nbl_context *ctx, tally *t, const both_sides *b, int64_t from, int64_t to, bool transpose,
-                 size_t shift)
+void test_dequantize(nbl_context *ctx, tally *t, const both_sides *b, int64_t from, int64_t to,
+                     bool transpose, size_t shift)
 {
     static const nbl_dtype dtypes[] = {NBL_DTYPE_F32, NBL_DTYPE_F16, NBL_DTYPE_BF16};
     for (nbl_dtype dtype : dtypes) {
@@ -421,6 +421,7 @@ void test_joined_ones(nbl_context *ctx, tally *t)
 {
     static const int64_t shapes[][2] = {{64, 256}, {64, 2048}, {6144, 4096}, {48, 4096}, {4400, 512}};
     nbl_cuda_device device;
+    NBL_RESULT_INIT(device);
     if (nbl_cuda_device_get(ctx, 0, &device) != NBL_OK || device.major != 9) return;
     for (auto shape : shapes)
         for (nbl_dtype dtype : {NBL_DTYPE_F16, NBL_DTYPE_BF16})
@@ -639,7 +640,7 @@ int run_bench(nbl_context *ctx, const char *only)
     static const int64_t shapes[][2] = {{28672, 8192}, {4096, 4096}, {14336, 4096}};
     /* what a model of 1 or 8 billion parameters reads for a token */
     static const int64_t dequantize[][2] = {{2048, 2048}, {8192, 2048},  {2048, 8192},  {512, 2048},
-                                        {4096, 4096}, {14336, 4096}, {4096, 14336}, {1024, 4096}};
+                                            {4096, 4096}, {14336, 4096}, {4096, 14336}, {1024, 4096}};
     pool p = {NULL, size_t(4) << 30, 0};
     CUDA(cudaMalloc(&p.memory, p.size));
     fill_bytes<<<4096, 256>>>(reinterpret_cast<uint32_t *>(p.memory), p.size / 4, 77);
@@ -669,6 +670,7 @@ int main(int argc, char **argv)
     }
     nbl_context *ctx = NULL;
     nbl_cuda_device device;
+    NBL_RESULT_INIT(device);
     if (nbl_context_create(NULL, &ctx) != NBL_OK) stop("nbl_context_create", "failed", __LINE__);
     if (nbl_cuda_device_get(ctx, 0, &device) != NBL_OK) {
         printf("cuda_quant: skipped: %s\n", nbl_error_message(ctx));

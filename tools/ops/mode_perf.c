@@ -195,7 +195,7 @@ static bool time_text(void *user, const char *text)
 /* What it runs on, and how fast that can be. */
 static bool name_machine(timing *t, char name[128])
 {
-    nbl_cuda_device device;
+    nbl_cuda_device device = {NBL_RESULT(nbl_cuda_device)};
     if (!t->o->cuda) {
         t->peak = roofline_measure(t->ctx);
         if (!nbl_processor_name(name, 128)) strcpy(name, "unknown machine");

@@ -112,19 +112,21 @@ static nbl_status ask_file(job *j, const char *file)
 
 int main(int count, char **words)
 {
-    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .load = NULL};
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options)};
     static int32_t ids[BATCH][ANSWER_TOKENS];
     job j = {.to_show = 0};
     const char *model = NULL, *file = NULL;
+    bool known = true;
     for (int i = 1; i < count; i++) {
-        if (strcmp(words[i], "--double") == 0) options.load_nested = 1;
+        if (strcmp(words[i], "--double") == 0) options.load_nested = true;
         else if (i + 1 < count && strcmp(words[i], "--adapter") == 0) options.adapter = words[++i];
-        else if (i + 1 < count && strcmp(words[i], "--load") == 0) options.load = words[++i];
+        else if (i + 1 < count && strcmp(words[i], "--load") == 0)
+            known &= nbl_format_parse(words[++i], &options.load);
         else if (i + 1 < count && strcmp(words[i], "--show") == 0) j.to_show = atoll(words[++i]);
         else if (model == NULL) model = words[i];
         else file = words[i];
     }
-    if (file == NULL) {
+    if (file == NULL || !known) {
         fputs("usage: ask_chats MODEL CHATS.jsonl [--adapter DIR] [--load FORMAT] [--double] [--show N]\n",
               stderr);
         return 2;

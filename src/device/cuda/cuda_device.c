@@ -45,7 +45,7 @@ static nbl_status failed(nbl__cuda *cuda, const char *what, cudaError_t error)
 static nbl_status open_device(nbl__cuda *cuda)
 {
     struct cudaDeviceProp properties;
-    nbl_cuda_device device;
+    nbl_cuda_device device = {NBL_RESULT(nbl_cuda_device)};
     cudaStream_t stream;
     void *fault, *mailbox;
     NBL_TRY(nbl_cuda_device_get(cuda->ctx, cuda->index, &device));

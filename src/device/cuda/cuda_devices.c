@@ -9,9 +9,9 @@
 #ifdef NIBBLE_CUDA_BUILT
 #include <cuda_runtime_api.h>
 
-int nbl_cuda_built(void)
+bool nbl_cuda_built(void)
 {
-    return 1;
+    return true;
 }
 
 nbl_status nbl_cuda_device_count(nbl_context *ctx, int *count)
@@ -31,10 +31,11 @@ nbl_status nbl_cuda_device_count(nbl_context *ctx, int *count)
     return NBL_OK;
 }
 
-nbl_status nbl_cuda_device_get(nbl_context *ctx, int index, nbl_cuda_device *device)
+nbl_status nbl_cuda_device_get(nbl_context *ctx, int index, nbl_cuda_device *result)
 {
     int count;
-    NBL_CHECK(ctx, device != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_get: device is NULL");
+    NBL_CHECK(ctx, result != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_get: device is NULL");
+    NBL_TRY(NBL_RESULT_BEGIN(ctx, nbl_cuda_device, result));
     NBL_TRY(nbl_cuda_device_count(ctx, &count));
     NBL_CHECK(ctx, index >= 0 && index < count, NBL_ERROR_ARGUMENT, "CUDA device %d of %d", index, count);
     struct cudaDeviceProp properties;
@@ -43,11 +44,10 @@ nbl_status nbl_cuda_device_get(nbl_context *ctx, int index, nbl_cuda_device *dev
         cudaGetLastError();
         return nbl__fail(ctx, NBL_ERROR_UNSUPPORTED, "CUDA device %d: %s", index, cudaGetErrorString(error));
     }
-    memset(device, 0, sizeof *device);
-    snprintf(device->name, sizeof device->name, "%s", properties.name);
-    device->major = properties.major;
-    device->minor = properties.minor;
-    device->memory_bytes = properties.totalGlobalMem;
+    nbl_cuda_device device = {
+        .major = properties.major, .minor = properties.minor, .memory_bytes = properties.totalGlobalMem};
+    snprintf(device.name, sizeof device.name, "%s", properties.name);
+    NBL_RESULT_PUT(nbl_cuda_device, result, &device);
     return NBL_OK;
 }
 
@@ -59,23 +59,23 @@ nbl_status nbl__cuda_supports(nbl_context *ctx, int index, const nbl_cuda_device
     return NBL_OK;
 }
 
-int nbl_cuda_usable(nbl_context *ctx)
+bool nbl_cuda_usable(nbl_context *ctx)
 {
-    nbl_cuda_device device;
+    nbl_cuda_device device = {NBL_RESULT(nbl_cuda_device)};
     if (nbl_cuda_device_get(ctx, 0, &device) != NBL_OK || nbl__cuda_supports(ctx, 0, &device) != NBL_OK)
-        return 0;
-    if (nbl__blas_found()) return 1;
+        return false;
+    if (nbl__blas_found()) return true;
     nbl__fail(ctx, NBL_ERROR_UNSUPPORTED,
               "CUDA device 0: %s: products need cuBLASLt, and libcublasLt.so.13 (or .12) could not be loaded",
               device.name);
-    return 0;
+    return false;
 }
 
 #else
 
-int nbl_cuda_built(void)
+bool nbl_cuda_built(void)
 {
-    return 0;
+    return false;
 }
 
 nbl_status nbl_cuda_device_count(nbl_context *ctx, int *count)
@@ -85,15 +85,16 @@ nbl_status nbl_cuda_device_count(nbl_context *ctx, int *count)
     return nbl__fail(ctx, NBL_ERROR_UNSUPPORTED, "no CUDA device: this library was built without CUDA");
 }
 
-nbl_status nbl_cuda_device_get(nbl_context *ctx, int index, nbl_cuda_device *device)
+nbl_status nbl_cuda_device_get(nbl_context *ctx, int index, nbl_cuda_device *result)
 {
     int count;
     (void)index;
-    NBL_CHECK(ctx, device != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_get: device is NULL");
+    NBL_CHECK(ctx, result != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_get: device is NULL");
+    NBL_TRY(NBL_RESULT_BEGIN(ctx, nbl_cuda_device, result));
     return nbl_cuda_device_count(ctx, &count);
 }
 
-int nbl_cuda_usable(nbl_context *ctx)
+bool nbl_cuda_usable(nbl_context *ctx)
 {
     int count;
     return nbl_cuda_device_count(ctx, &count) == NBL_OK;

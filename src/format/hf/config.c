@@ -208,7 +208,8 @@ void nbl__config_print_bitsandbytes(nbl__text *out, const nbl_quantize_options *
         "    \"bnb_4bit_quant_type\": \"%s\",\n    \"bnb_4bit_use_double_quant\": %s,\n"
         "    \"llm_int8_enable_fp32_cpu_offload\": false,\n    \"llm_int8_has_fp16_weight\": false,\n"
         "    \"llm_int8_skip_modules\": ",
-        is4, is8, four ? nbl__dtype_torch_name(options->compute_dtype) : "float32",
+        is4, is8,
+        four ? nbl__dtype_torch_name(nbl__dtype_chosen(options->compute_dtype, NBL_DTYPE_F32)) : "float32",
         four ? nbl_format_name(options->format) : "fp4", four && options->nested ? "true" : "false");
     if (skipped) print_list(out, skipped, count);
     else nbl__text_printf(out, "null");

@@ -288,12 +288,12 @@ nbl_string nbl_rendering_error(const nbl_rendering *r)
     return (nbl_string){r->error, r->error_size};
 }
 
-int nbl_rendering_span(const nbl_rendering *r, int64_t index, int64_t *start, int64_t *end)
+bool nbl_rendering_span(const nbl_rendering *r, int64_t index, int64_t *start, int64_t *end)
 {
-    if (index < 0 || index >= r->span_count) return 0;
+    if (index < 0 || index >= r->span_count) return false;
     *start = r->spans[index].start;
     *end = r->spans[index].end;
-    return 1;
+    return true;
 }
 
 /* Writes "FILE:LINE:COLUMN: " if the error is in a template, else an empty text. */

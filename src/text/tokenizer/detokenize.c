@@ -43,7 +43,7 @@ static nbl_status decode(const nbl_tokenizer *t, nbl__worker *w, const int32_t *
     return NBL_OK;
 }
 
-nbl_status nbl_tokenizer_decode(nbl_tokenizer *t, const int32_t *ids, int64_t count, int skip_special,
+nbl_status nbl_tokenizer_decode(nbl_tokenizer *t, const int32_t *ids, int64_t count, bool skip_special,
                                 char **text, size_t *size)
 {
     NBL_CHECK(t->ctx, count >= 0 && (ids || count == 0) && text && size, NBL_ERROR_ARGUMENT,
@@ -111,7 +111,7 @@ struct nbl_text_stream {
 
 enum { PATIENCE = 16 }; /* ids; a character has at most 4 bytes */
 
-nbl_status nbl_text_stream_open(nbl_tokenizer *t, int skip_special, nbl_text_stream **stream)
+nbl_status nbl_text_stream_open(nbl_tokenizer *t, bool skip_special, nbl_text_stream **stream)
 {
     NBL_CHECK(t->ctx, stream, NBL_ERROR_ARGUMENT, "nbl_text_stream_open: a NULL argument");
     NBL_TRY(NBL_ALLOC(t->ctx, *stream, 1));

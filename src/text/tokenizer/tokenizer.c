@@ -281,9 +281,9 @@ static nbl_status pad_all(const nbl_tokenizer *t, int64_t count, nbl_ids *lists)
 
 /* ---- the public interface ---- */
 
-void nbl_tokenizer_set_limits(nbl_tokenizer *t, int on)
+void nbl_tokenizer_set_limits(nbl_tokenizer *t, bool on)
 {
-    t->limits = on != 0;
+    t->limits = on;
 }
 
 void nbl_ids_free(nbl_context *ctx, nbl_ids *ids)
@@ -313,7 +313,7 @@ static nbl_status encode_item(void *argument, int64_t item, int worker)
     return status;
 }
 
-nbl_status nbl_tokenizer_encode_batch(nbl_tokenizer *t, int64_t count, const nbl_string *texts, int special,
+nbl_status nbl_tokenizer_encode_batch(nbl_tokenizer *t, int64_t count, const nbl_string *texts, bool special,
                                       nbl_ids *lists)
 {
     NBL_CHECK(t->ctx, count >= 0 && (count == 0 || (texts && lists)), NBL_ERROR_ARGUMENT,
@@ -332,7 +332,7 @@ nbl_status nbl_tokenizer_encode_batch(nbl_tokenizer *t, int64_t count, const nbl
     return status;
 }
 
-nbl_status nbl_tokenizer_encode(nbl_tokenizer *t, const char *text, size_t size, int special, nbl_ids *ids)
+nbl_status nbl_tokenizer_encode(nbl_tokenizer *t, const char *text, size_t size, bool special, nbl_ids *ids)
 {
     NBL_CHECK(t->ctx, ids && (text || size == 0), NBL_ERROR_ARGUMENT,
               "nbl_tokenizer_encode: a NULL argument");
