@@ -108,8 +108,7 @@ const char *cudaGetErrorString(cudaError_t error)
     case cudaErrorLaunchOutOfResources: return "too many resources requested for launch";
     case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
     case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
-    case cudaErrorStreamCaptureInvalidated:
-        return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
     case cudaErrorStreamCaptureUnjoined: return "capturing stream has unjoined work";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
     default: return "unknown error";
@@ -156,8 +155,7 @@ cudaError_t cudaSetDevice(int device)
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device)
 {
     const trace_limits *limits = trace_device();
-    if (device != 0 || limits == NULL)
-        return trace_result("cudaGetDeviceProperties", cudaErrorInvalidDevice);
+    if (device != 0 || limits == NULL) return trace_result("cudaGetDeviceProperties", cudaErrorInvalidDevice);
     memset(properties, 0, sizeof *properties);
     snprintf(properties->name, sizeof properties->name, "%s", limits->name);
     properties->major = limits->major;

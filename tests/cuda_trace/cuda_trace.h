@@ -22,7 +22,8 @@
 typedef struct trace_limits {
     const char *name;
     int major, minor, multiprocessors;
-    size_t memory, shared_each, shared_block; /* shared memory of a multiprocessor, and what a block may ask for */
+    size_t memory, shared_each,
+        shared_block; /* shared memory of a multiprocessor, and what a block may ask for */
 } trace_limits;
 
 const trace_limits *trace_device(void); /* NULL: there is none */

@@ -26,8 +26,8 @@ struct CUgraphExec_st {
 
 struct CUstream_st {
     int index;
-    cudaGraph_t capture;     /* or NULL */
-    long enqueued, awaited;  /* operations of the capture, and how many the origin has waited for */
+    cudaGraph_t capture;    /* or NULL */
+    long enqueued, awaited; /* operations of the capture, and how many the origin has waited for */
 };
 
 struct CUevent_st {
