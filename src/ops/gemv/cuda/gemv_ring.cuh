@@ -72,7 +72,7 @@ template <scale_kind KIND> struct layout {
         CODES = INT8 ? 0 : LINE,
         SCALES =
             256 * 2 *
-            LINE, /* four lines of a slot: flat ones, 16 to a line; or codes, and two of what they mean */
+            LINE, /* four lines per slot. Flat: 16 scales a line. Nested: two lines of codes, two of scales */
         MADE = KIND == SCALES_NESTED ? 2 * ROW : 0, /* from there to the scales that products use */
         TABLE = SLOTS * TILE * ROW,                 /* of nested scales */
         ALL_SUMS = TABLE + (KIND == SCALES_NESTED ? 1024 : 0),
