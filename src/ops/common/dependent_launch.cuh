@@ -1,16 +1,24 @@
-/* dependent_launch.cuh - kernels that begin before the one ahead of them in the stream is done. Internal to the CUDA kernels.
+/* dependent_launch.cuh - programmatic dependent launch: a kernel starts before its predecessor in the stream has ended.
+ * Internal to the CUDA kernels.
  *
- * Decoding a token, and the adapters of a layer, are chains of short kernels, each of which waits for the last block of
- * the one before it, is started, and finds memory idle. A kernel whose first parameter is `dependent` may be started by
- * launch_dependent as soon as every block of its predecessor has called allow_dependent_launch() or left. Until it calls
- * wait_for_previous_kernel() it may touch only what no kernel of the stream writes: weights, tables, its own shared memory.
- * After that everything before it in the stream is done and visible; loads of it must not go through the read-only path
- * (no __ldg, no const __restrict__), which may hold what was there before.
+ * Generating a token and the adapters of a layer are chains of short kernels. Without dependent launch each kernel waits
+ * for the last block of its predecessor, is started, and finds memory idle.
  *
- * Every thread of every block must call wait_for_previous_kernel(), also in blocks that have nothing to do: a kernel that ends
- * without having waited would let the next one begin before its predecessor has ended. The type of the first parameter
- * is what keeps kernels that do not wait from being launched so. (The product of gemm_sm90.h waits as well; its host's
- * part makes the launch itself.) */
+ *     predecessor    ── work ── allow_dependent_launch() ── rest ── end
+ *     dependent                            └─ start ── prologue ── wait_for_previous_kernel() ── work
+ *
+ * A kernel whose first parameter has the type `dependent` is launched with launch_dependent. It may start as soon as
+ * every block of its predecessor has called allow_dependent_launch() or has ended. Rules:
+ *
+ * - Before wait_for_previous_kernel() a kernel reads only what no kernel of the stream writes: weights, tables. It
+ *   writes its own shared memory only.
+ * - After that call everything earlier in the stream is complete and visible. Loads of it must not use the read-only
+ *   path (no __ldg, no const __restrict__): that cache may hold old values.
+ * - Every thread of every block calls wait_for_previous_kernel(), also in blocks without work. A kernel that ends
+ *   without waiting would let its successor start before its predecessor has ended.
+ *
+ * launch_dependent accepts only kernels with the parameter, so a kernel that does not wait cannot be launched this way.
+ * (gemm_sm90.h waits, too; its host code makes the launch itself.) */
 #ifndef NBL_CUDA_DEPENDENT_LAUNCH_CUH
 #define NBL_CUDA_DEPENDENT_LAUNCH_CUH
 
@@ -39,7 +47,7 @@ __device__ inline void allow_dependent_launch()
 #endif
 }
 
-/* 16 bytes that a kernel before this one has written. */
+/* Loads 16 bytes that an earlier kernel has written. */
 __device__ inline uint4 read_written(const void *from)
 {
     uint4 v;
@@ -50,8 +58,8 @@ __device__ inline uint4 read_written(const void *from)
     return v;
 }
 
-/* Errors are for cudaGetLastError, as with <<<>>>. `cluster`: blocks of grid.x that share their memory. Before compute
- * capability 9.0 it is a launch like any other. */
+/* Errors are left to cudaGetLastError, as with <<<>>>. `cluster`: number of blocks of grid.x in a cluster. Before
+ * compute capability 9.0 this is an ordinary launch. */
 template <typename... PARAMETERS, typename... ARGUMENTS>
 static inline void launch_dependent(void (*kernel)(dependent, PARAMETERS...), dim3 grid, unsigned threads,
                                 size_t shared, unsigned cluster, cudaStream_t stream, ARGUMENTS... arguments)
@@ -81,7 +89,7 @@ static inline void launch_dependent(void (*kernel)(dependent, PARAMETERS...), di
     cudaLaunchKernelEx(&config, kernel, first, static_cast<PARAMETERS>(arguments)...);
 }
 
-/* ---- clusters: blocks that see each other's shared memory ---- */
+/* ---- clusters: blocks that can access each other's shared memory ---- */
 
 __device__ inline uint32_t cluster_rank()
 {
@@ -91,8 +99,9 @@ __device__ inline uint32_t cluster_rank()
     return 0;
 #endif
 }
-/* A barrier in two halves, for the beginning: after the second all blocks of the cluster run, and their barriers are made. It
- * says nothing of other memory: what would is as slow as a fence for the whole device, and empties the first-level cache. */
+/* A barrier in two halves, for the start of a kernel. After await_cluster all blocks of the cluster run, and their
+ * mbarriers are initialised. Other memory is not ordered: that would cost as much as a fence for the whole device, and
+ * would flush the first-level cache. */
 __device__ inline void arrive_at_cluster()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -107,8 +116,8 @@ __device__ inline void await_cluster()
 #endif
 }
 
-/* ---- barriers in shared memory: a phase is over when `count` have arrived and all bytes that were announced are there.
- * What arrivers have written before is then seen by those who have waited. ---- */
+/* ---- barriers in shared memory. A phase ends when `count` threads have arrived and all expected bytes are there. Threads
+ * that waited see what the arriving threads wrote before. ---- */
 
 __device__ inline uint32_t shared_at(const void *p)
 {
@@ -120,7 +129,7 @@ __device__ inline void make_barrier(uint64_t *barrier, int count)
     nbl_sm90::mbarrier_init(shared_at(barrier), static_cast<uint32_t>(count));
 #endif
 }
-/* `bytes`: that others send to this phase. */
+/* `bytes`: expected from other blocks in this phase. */
 __device__ inline void arrive_at(uint64_t *barrier, int bytes)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -128,14 +137,14 @@ __device__ inline void arrive_at(uint64_t *barrier, int bytes)
     else nbl_sm90::mbarrier_expect_tx(shared_at(barrier), static_cast<uint32_t>(bytes));
 #endif
 }
-/* Until the phase is over; phases have parity 0, 1, 0, … */
+/* Waits until the phase is over. Phases have parity 0, 1, 0, … */
 __device__ inline void wait_at(uint64_t *barrier, uint32_t parity)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     nbl_sm90::mbarrier_wait(shared_at(barrier), parity);
 #endif
 }
-/* Writes to the place in the shared memory of block `rank` that `to` is in this one's, and tells its barrier so. */
+/* Writes to address `to` in the shared memory of block `rank`, and counts the bytes at that block's barrier. */
 __device__ inline void send_to_rank(float *to, uint64_t *barrier, uint32_t rank, float value)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

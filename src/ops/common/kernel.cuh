@@ -1,4 +1,5 @@
-/* kernel.cuh - what the kernels' files share: the C headers, conversions, launches. Internal to the CUDA kernels. */
+/* kernel.cuh - shared by all .cu files: C headers, conversions, warp sums, launch helpers. Internal to the CUDA
+ * kernels. */
 #ifndef NBL_CUDA_KERNEL_CUH
 #define NBL_CUDA_KERNEL_CUH
 
@@ -45,7 +46,7 @@ template <> __device__ inline __nv_bfloat16 from_f32<__nv_bfloat16>(float x)
     return __float2bfloat16_rn(x);
 }
 
-/* One element of an array whose dtype the launch tells: a branch that all threads take alike. */
+/* Element i of an array whose dtype is an argument of the launch. All threads take the same branch. */
 __device__ inline float load_one(const void *from, nbl_dtype dtype, int64_t i)
 {
     if (dtype == NBL_DTYPE_F32) return static_cast<const float *>(from)[i];
@@ -59,7 +60,7 @@ __device__ inline void store_one(void *to, nbl_dtype dtype, int64_t i, float val
     else static_cast<__nv_bfloat16 *>(to)[i] = from_f32<__nv_bfloat16>(value);
 }
 
-/* 16 bytes of elements, moved in one instruction. */
+/* 16 bytes of elements: one load or store instruction. */
 template <typename T> struct alignas(16) pack {
     enum { COUNT = 16 / sizeof(T) };
     T at[COUNT];
@@ -76,7 +77,7 @@ __device__ inline float warp_max(float x)
     return x;
 }
 
-/* Writes down what is wrong, if nothing was before. */
+/* Stores the first fault of the stream in host memory. Later faults are dropped. */
 __device__ inline void report_fault(nbl__cuda_fault *fault, int kind, int64_t index, int64_t value)
 {
     if (atomicCAS_system(&fault->kind, 0, kind) != 0) return;
@@ -93,7 +94,7 @@ static inline cudaStream_t stream_of(const nbl__call *call)
 {
     return static_cast<cudaStream_t>(call->cuda->stream);
 }
-/* The status of the launches just made. */
+/* The status of the launches since the last call. */
 static inline nbl_status launched(const nbl__call *call)
 {
     cudaError_t error = cudaGetLastError();
@@ -101,7 +102,7 @@ static inline nbl_status launched(const nbl__call *call)
     return nbl__fail(call->ctx, NBL_ERROR_INTERNAL, "%s: %s", call->op, cudaGetErrorString(error));
 }
 
-/* Calls `body` with `type` standing for the dtype's C type:
+/* Runs `body` with `type` as an alias of the dtype's C type:
  *     NBL_BY_DTYPE(a->dtype, T, launch<T>(...));                                                            */
 #define NBL_BY_DTYPE(dtype_, type, body)                                                                     \
     do {                                                                                                     \

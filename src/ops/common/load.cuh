@@ -1,5 +1,6 @@
-/* load.cuh - runs of elements of a dtype that the launch or only the data tells, as f32, and sums over
- * threads. Internal to the CUDA kernels. */
+/* load.cuh - vector loads and stores with conversion to and from f32, and sums over a block. The
+ * dtype is a template parameter (load_run) or an argument of the launch (load_any). Internal to the
+ * CUDA kernels. */
 #ifndef NBL_CUDA_LOAD_CUH
 #define NBL_CUDA_LOAD_CUH
 
@@ -8,8 +9,8 @@
 namespace nbl_cuda
 {
 
-/* N elements that lie aligned to 16 bytes or, when they are fewer bytes, to their size: one or two
- * accesses. */
+/* The access that moves N elements: 16 bytes, or all N if they are smaller. The address must be
+ * aligned to it. */
 template <typename T, int N> struct pieces {
     enum { BYTES = N * sizeof(T) > 16 ? 16 : N * sizeof(T), STEP = BYTES / sizeof(T) };
     struct alignas(BYTES) piece {
@@ -38,7 +39,7 @@ template <typename T, int N> __device__ inline void store_run(T *to, const float
     }
 }
 
-/* N elements from the i-th of an array of this dtype, in the same alignment. */
+/* Elements i … i + N - 1 of an array of this dtype, aligned as for load_run. */
 template <int N> __device__ inline void load_any(const void *from, int dtype, int64_t i, float (&to)[N])
 {
     if (dtype == NBL_DTYPE_F32) load_run<float, N>(static_cast<const float *>(from) + i, to);
@@ -53,8 +54,8 @@ template <int N> __device__ inline void store_any(void *to, int dtype, int64_t i
     else store_run<__nv_bfloat16, N>(static_cast<__nv_bfloat16 *>(to) + i, from);
 }
 
-/* 16 bytes of elements that stay as they were loaded, in four registers, until they are used. (A struct of
- * 2-byte members takes a register for each.) */
+/* Converts 16 loaded bytes. Elements stay packed in four registers until then: a struct of 2-byte
+ * members would take a register for each. */
 template <typename T> __device__ inline void unpack(const uint4 &from, float (&to)[pack<T>::COUNT])
 {
     const uint32_t words[4] = {from.x, from.y, from.z, from.w};
@@ -88,8 +89,8 @@ template <typename T> __device__ inline uint4 packed_up(const float (&from)[pack
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* Sums over all threads of the block, in a fixed order; the same in every thread. At most 32 warps; no
- * thread may have left. `S` is float or double. */
+/* Sums over all threads of the block, in a fixed order. Every thread gets the result. All threads
+ * of the block must call it; at most 32 warps. `S` is float or double. */
 template <typename S, int N> __device__ inline void block_sums(S (&values)[N])
 {
     __shared__ S parts[N][32];
@@ -98,7 +99,7 @@ template <typename S, int N> __device__ inline void block_sums(S (&values)[N])
     for (int n = 0; n < N; n++)
         for (int i = 16; i > 0; i /= 2) values[n] += __shfl_xor_sync(WARP, values[n], i);
     if (warps == 1) return;
-    __syncthreads(); /* the sums before these have been read */
+    __syncthreads(); /* the previous call's `parts` have been read */
 #pragma unroll
     for (int n = 0; n < N; n++)
         if (lane == 0) parts[n][warp] = values[n];

@@ -1,13 +1,14 @@
-/* ptx_sm90.cuh - the instructions of compute capability 9.0 that CUDA C++ has no names for, one function each.
+/* ptx_sm90.cuh - one function for each PTX instruction of compute capability 9.0 that has no CUDA C++ intrinsic.
  *
  *     cluster    blocks that share their shared memory
- *     mbarrier   a barrier in shared memory: a phase ends when all arrivals have come and all announced bytes have
- *     tma        the copy engine: boxes of a matrix between global and shared memory
+ *     mbarrier   a barrier in shared memory. A phase ends when all threads have arrived and all expected bytes have
+ *                been written
+ *     tma        tensor memory accelerator: copies boxes of a matrix between global and shared memory
  *     wgmma      matrix products of a warpgroup (4 warps), asynchronous, operands in shared memory
  *
- * Addresses in shared memory are 32 bits wide. Use the functions only where __CUDA_ARCH__ is 900 or more: a kernel for
- * several devices checks that first. The wgmma shapes themselves are in gemm_sm90_mma.cuh (128 and 256
- * columns) and in wgmma.cuh (64 and 128 columns, left operand from registers). Internal to the CUDA kernels. */
+ * Addresses in shared memory are 32 bits wide. The functions need __CUDA_ARCH__ >= 900. A kernel that is compiled for
+ * several devices checks that first. The wgmma shapes are in gemm_sm90_mma.cuh (128 and 256 columns) and in wgmma.cuh
+ * (64 and 128 columns, left operand also from registers). Internal to the CUDA kernels. */
 #ifndef NBL_CUDA_PTX_SM90_CUH
 #define NBL_CUDA_PTX_SM90_CUH
 
@@ -19,7 +20,7 @@ namespace nbl_sm90
 
 /* ---- clusters ---- */
 
-/* The address in block `rank` of the cluster that `address` is in this block. */
+/* Maps an address in this block's shared memory to the same address in block `rank` of the cluster. */
 __device__ inline uint32_t cluster_map_address(uint32_t address, uint32_t rank)
 {
     uint32_t remote;
@@ -57,8 +58,8 @@ __device__ inline void mbarrier_arrive(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/* Of any block of the cluster. Says that reads of the tensor cores are over; it orders no writes (as `release.cluster` would,
- * with a wait for the whole device's memory). */
+/* Arrives at a barrier of any block of the cluster. It says that the tensor cores have read a stage. It orders no
+ * writes: `release.cluster` would, and would wait for the memory of the whole device. */
 __device__ inline void mbarrier_arrive_cluster(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -68,7 +69,7 @@ __device__ inline void mbarrier_arrive_after_copies(uint32_t barrier)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-/* Until the phase of this parity is over. Phases have parity 0, 1, 0, ... */
+/* Waits until the phase of this parity is over. Phases have parity 0, 1, 0, ... */
 __device__ inline void mbarrier_wait(uint32_t barrier, uint32_t parity)
 {
     uint32_t done;
@@ -83,13 +84,13 @@ __device__ inline void mbarrier_wait(uint32_t barrier, uint32_t parity)
                      : "memory");
     } while (!done);
 }
-/* Of one warpgroup; number 0 is that of __syncthreads. */
+/* A barrier of one warpgroup. Barrier 0 is __syncthreads. */
 __device__ inline void warpgroup_sync(int number)
 {
     asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
 }
 
-/* The same, and whether any of its threads says so. */
+/* The same; true if `it` is true in any thread. */
 __device__ inline bool warpgroup_any(int number, bool it)
 {
     uint32_t any;
@@ -105,9 +106,9 @@ __device__ inline bool warpgroup_any(int number, bool it)
     return any != 0;
 }
 
-/* ---- the copy engine ---- */
+/* ---- tensor memory accelerator ---- */
 
-/* `bytes` in a row, a multiple of 16, counted at the barrier. */
+/* Copies contiguous bytes, a multiple of 16. The barrier counts them. */
 __device__ inline void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -129,7 +130,8 @@ __device__ inline void tma_load(uint32_t to, const CUtensorMap *map, int x, int 
                  "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
                  : "memory");
 }
-/* To the same address, and counted at the same barrier, in every block of `blocks`. */
+/* Writes to the same address in every block of the mask `blocks`. The barrier at the same address there counts the
+ * bytes. */
 __device__ inline void tma_load_multicast(uint32_t to, const CUtensorMap *map, int x, int y, uint32_t barrier,
                                    uint16_t blocks)
 {
@@ -146,17 +148,17 @@ __device__ inline void tma_store(const CUtensorMap *map, int x, int y, uint32_t 
                  "r"(x), "r"(y), "r"(from)
                  : "memory");
 }
-/* Until all but the last COUNT stores of this thread have read their memory. */
+/* Waits until all but the last COUNT stores of this thread have read shared memory. */
 template <int COUNT> __device__ inline void tma_store_wait_read()
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(COUNT) : "memory");
 }
-/* Until all stores of this thread are done. */
+/* Waits until all stores of this thread are complete. */
 __device__ inline void tma_store_wait()
 {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
-/* Ordinary writes to shared memory before it are seen by the copy engine after it. */
+/* Makes ordinary writes to shared memory visible to later TMA operations. */
 __device__ inline void fence_proxy_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -164,7 +166,7 @@ __device__ inline void fence_proxy_async()
 
 /* ---- products ---- */
 
-/* Registers per thread, of all threads of a warpgroup: one gives some away, others take them. */
+/* Sets the registers per thread of a warpgroup: one warpgroup releases some (dec), the others take them (inc). */
 template <int COUNT> __device__ inline void setmaxnreg_dec()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -186,7 +188,7 @@ template <int COUNT> __device__ inline void wgmma_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(COUNT) : "memory");
 }
 
-/* Keeps the compiler from reading or moving accumulators before the wait that precedes this. */
+/* Call after wgmma_wait. Keeps the compiler from reading or moving accumulators before that wait. */
 template <int N> __device__ inline void wgmma_settle(float (&d)[N])
 {
 #pragma unroll
@@ -200,9 +202,9 @@ template <int N> __device__ inline void wgmma_settle(float (&d)[N][4])
         for (int e = 0; e < 4; e++) asm volatile("" : "+f"(d[n][e])::"memory");
 }
 
-/* The descriptor of an operand in shared memory with the 128-byte swizzle: lines of 128 bytes whose 16-byte chunk c lies
- * at c ^ (line % 8). `leading` bytes lead from one panel of 64 columns to the next (16: not used); 1024 bytes lead from
- * 8 lines to the next 8. */
+/* The descriptor of an operand in shared memory with the 128-byte swizzle: in a line of 128 bytes, the 16-byte chunk c
+ * is stored at c ^ (line % 8). Strides: `leading` bytes to the next panel of 64 columns (16: there is one panel), 1024
+ * bytes to the next 8 lines. */
 __device__ inline uint64_t wgmma_descriptor(uint32_t address, uint32_t leading)
 {
     return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(leading >> 4) << 16 |

@@ -4,13 +4,16 @@
  * weight is read in 16-byte pieces, codes of 4 or 8 bits in one piece under one scale. Else column by
  * column. Bound by memory.
  *
- * Backward: dw's rows are sums of rows of dy in the order of the ids, without floating-point atomics and
- * without sorting. A first kernel notes where each id of the vocabulary occurs first and last (atomic
- * minima of integers: the same whoever comes first). Then the block of a token that is its id's first
- * occurrence walks the ids to the last one, keeps the places that match in order, and adds their rows in
- * registers; the blocks of all other tokens end at once. The walk reads 4 bytes per id between first and
- * last from the cache: for 8192 tokens of 2000 different ids at most 64 MB, which is less time than
- * clearing dw takes. Scratch: 8 bytes per row of the vocabulary. */
+ * Backward: a row of dw is the sum of rows of dy in the order of the ids. No floating-point atomics, no
+ * sorting:
+ *
+ *     sort_ids   for each id, the indices of its first and last occurrence (integer atomic minima: deterministic)
+ *     sum_rows   a block per token. The block of an id's first occurrence searches the ids up to the last
+ *                one and adds the rows that match, in order, in registers. All other blocks end at once
+ *
+ * The search reads 4 bytes per id between first and last from the cache. For 8192 tokens with 2000 different
+ * ids that is at most 64 MB, which takes less time than clearing dw. Scratch: 8 bytes per row of the
+ * vocabulary. */
 #include "ops/dequantize/dequantize_value.cuh"
 #include "ops/common/load.cuh"
 
@@ -35,7 +38,7 @@ struct look_up {
     nbl__cuda_fault *fault;
 };
 
-/* The token's row of the weight; -1: there is none, which is written down. */
+/* The token's row of the weight. -1: there is none; the fault is reported. */
 __device__ inline int64_t row_of(const int32_t *ids, int64_t token, int64_t vocabulary,
                                  nbl__cuda_fault *fault)
 {
@@ -180,8 +183,8 @@ __global__ void __launch_bounds__(THREADS) sort_ids(collect a)
     atomicMin(&a.last[id], NEVER - static_cast<int>(token));
 }
 
-/* The places from `begin` on, up to THREADS of them, that have this id: in order, to `found`; returns how
- * many. */
+/* Writes to `found`, in order, the indices from `begin` on that have this id; looks at THREADS of them. Returns
+ * their number. */
 __device__ inline int find_rows(const collect &a, int64_t begin, int64_t end, int32_t id, int *found)
 {
     __shared__ int counts[THREADS / 32];

@@ -1,5 +1,6 @@
-/* argmax.cu - argmax on the device: a block per row, which lies in the second-level cache when it was just made. A thread
- * takes 16 bytes at a time, EACH of them before it looks at the first. */
+/* argmax.cu - argmax and the first non-finite value of each row. A block per row; each thread has EACH loads of 16 bytes in
+ * flight. Reads x once, from the second-level cache if it was just written. Limit: the latency of one block, for the one
+ * row of generation. */
 #include "ops/common/dependent_launch.cuh"
 #include "ops/common/load.cuh"
 
@@ -17,7 +18,7 @@ constexpr int THREADS = 1024, EACH = 8;
 
 struct found {
     float highest;
-    int best, non_finite; /* non_finite: INT32_MAX when there is none */
+    int best, non_finite; /* non_finite: INT32_MAX if all values are finite */
 };
 
 __device__ inline found join(const found &a, const found &b)

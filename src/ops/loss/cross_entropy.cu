@@ -1,24 +1,24 @@
 /* cross_entropy.cu - cross_entropy and cross_entropy_backward. See cross_entropy.h.
  *
- *     for each chunk of tokens                            as many as LOGIT_BYTES of f32 logits hold
- *         logits = x·Wᵀ                                   f32: bf16 would cost the probabilities their digits
- *         rows: sums, loss; gradient d, over the logits   cross_entropy_rows.cuh, cross_entropy_whole.cuh
+ *     for each chunk of tokens                                    chunk: LOGIT_BYTES of f32 logits
+ *         logits = x·Wᵀ                                           f32: bf16 would lose digits of the probabilities
+ *         each row: sums, loss; gradient d in place of logits     cross_entropy_rows.cuh, cross_entropy_whole.cuh
  *         dx = d·W,   dw += dᵀ·x
  *
- * bf16 on Hopper, without soft cap and smoothing, has no rows and no f32 logits: the product itself makes exponentials and
- * their sums, see cross_entropy_tiles.cuh.
+ * bf16 on compute capability 9.0, without soft cap and smoothing, writes no f32 logits: the GEMM computes exponentials and
+ * their sums (cross_entropy_tiles.cuh).
  *
- * A dense W of the compute dtype is used as it lies. Any other is decoded into scratch: whole, once a
- * call, when that is at most WEIGHT_BYTES; else a range of its rows at a time, for each chunk again, with
- * the logits of a range beside each other and dx summed over ranges in f32. (A head of 128256 x 4096 in
- * bf16 is 1 GB, and decoding it for every chunk costs a tenth of a chunk's products.)
+ * A dense W of the compute dtype is used directly. Any other W is dequantized into scratch. If the whole of it takes at
+ * most WEIGHT_BYTES, that happens once per call. Otherwise each chunk dequantizes it again, a range of rows at a time: the
+ * logits of the ranges are stored side by side, and dx is summed over ranges in f32. (A head of 128256 x 4096 in bf16 is
+ * 1 GB. Dequantizing it for every chunk costs a tenth of a chunk's products.)
  *
- * f16 cannot hold the gradients of a mean over thousands of tokens, nor those of a scaled loss: d then is
- * without that factor, which dx gets in f32 before it is rounded; dw is made by an f32 product.
+ * f16 cannot hold the gradients of a mean over thousands of tokens, nor those of a scaled loss. Then d omits that factor.
+ * dx is multiplied with it in f32 before rounding. dw is computed by an f32 GEMM.
  *
- * Which tokens are trained only the device knows: all of them are multiplied; the rows of the others are
- * not read, and their d is 0. The loss is a sum over tokens in a fixed order, in f64. Cost: its products;
- * beside them each chunk of logits is written once and read once, or without clusters twice. */
+ * Only the device knows which tokens are trained. So all tokens are multiplied. The rows of untrained tokens are not read,
+ * and their d is 0. The loss is summed over tokens in a fixed order in f64. Limit: the GEMMs. Beside them, each chunk of
+ * logits is written once and read once (without clusters twice). */
 #include "ops/loss/cross_entropy_plan.cuh"
 #include "ops/loss/cross_entropy_tiles.cuh"
 #include "ops/loss/cross_entropy_whole.cuh"
@@ -38,7 +38,7 @@ enum { THREADS = 1024, SCALE_THREADS = 256 };
 
 /* ---- labels, the loss, and dx ---- */
 
-/* What a token's loss is multiplied with; reports the first label that is wrong. One block. */
+/* Computes the factor of a token's loss (mean: 1 / trained tokens). Reports the first invalid label. One block. */
 __global__ void __launch_bounds__(THREADS)
     share_kernel(const int32_t *labels, int64_t tokens, int64_t vocabulary, bool mean,
                  const float *denominator, double *share, nbl__cuda_fault *fault)
@@ -73,16 +73,16 @@ __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) *loss = static_cast<float>(sum[0] * *share);
 }
 
-/* Rows of dx in f32, multiplied and rounded; `to` may be `from`. */
+/* Multiplies rows of dx in f32 and rounds them. `to` may be `from`. */
 struct finish {
     const float *from;
     void *to;
-    int64_t columns, first; /* first: the token of row 0 */
+    int64_t columns, first; /* first: token of row 0 */
     const int32_t *labels;
     const float *dloss;  /* NULL: 1 */
     const double *share; /* NULL: 1 */
     bool dloss_each;
-    const float *factors; /* of each row; NULL: dloss · share */
+    const float *factors; /* per row; NULL: dloss · share */
 };
 
 template <typename T, int N> __global__ void __launch_bounds__(SCALE_THREADS) finish_kernel(finish a)
@@ -96,7 +96,7 @@ template <typename T, int N> __global__ void __launch_bounds__(SCALE_THREADS) fi
         float values[N];
         load_run<float, N>(a.from + row + k, values);
 #pragma unroll
-        for (int j = 0; j < N; j++) values[j] = trained ? values[j] * factor : 0; /* and not -0 */
+        for (int j = 0; j < N; j++) values[j] = trained ? values[j] * factor : 0; /* not -0 */
         store_run<T, N>(static_cast<T *>(a.to) + row + k, values);
     }
 }
@@ -126,7 +126,7 @@ size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 
 /* ---- products ---- */
 
-/* n elements of another float dtype. */
+/* Converts n elements to another float dtype. */
 nbl_status cast(const nbl__call *call, nbl_dtype from, const void *x, nbl_dtype to, void *y, int64_t n)
 {
     nbl__cast c = {};
@@ -140,7 +140,7 @@ nbl_status cast(const nbl__call *call, nbl_dtype from, const void *x, nbl_dtype 
     return nbl__cast_cuda.run(call, &c);
 }
 
-/* Rows [begin, begin + count) of W in the compute dtype. */
+/* Dequantizes rows [begin, begin + count) of W to the compute dtype. */
 nbl_status dequantize(const nbl__call *call, const pass *p, int64_t begin, int64_t count)
 {
     const nbl_weight *w = &p->a->w;
@@ -157,7 +157,7 @@ template <typename F> nbl_status for_ranges(const nbl__call *call, const pass *p
 {
     if (p->range == 0) return product(p->a->w.data, int64_t{0}, p->vocabulary);
     if (p->range == p->vocabulary)
-        return product(p->dequantized, int64_t{0}, p->vocabulary); /* decoded at the beginning */
+        return product(p->dequantized, int64_t{0}, p->vocabulary); /* dequantized at the start of the call */
     for (int64_t begin = 0; begin < p->vocabulary; begin += p->range) {
         int64_t count = min_i64(p->range, p->vocabulary - begin);
         NBL_TRY(dequantize(call, p, begin, count));
@@ -185,7 +185,7 @@ nbl_status make_logits(const nbl__call *call, const pass *p, const void *x, int6
     });
 }
 
-/* The same, as exponentials. */
+/* The GEMM that computes exponentials of the logits of a chunk. */
 nbl__gemm_sm90 exponentials_of(const pass *p, int64_t first, int64_t rows)
 {
     const nbl__cross_entropy *a = p->a;
@@ -205,7 +205,7 @@ nbl__gemm_sm90 exponentials_of(const pass *p, int64_t first, int64_t rows)
     return h;
 }
 
-/* The gradient of the logits as the products read it. */
+/* The gradient of the logits, in the layout that the products read. */
 struct gradient {
     uint8_t *data;
     int64_t stride;
@@ -318,7 +318,7 @@ logit_rows rows_of(const pass *p)
     return l;
 }
 
-/* What a chunk's logits tell, and the gradient of them where it is wanted. */
+/* Computes the losses of a chunk from its logits, and the gradient of the logits if it is needed. */
 nbl_status make_rows(const nbl__call *call, const pass *p, const logit_rows &l, const void *x, int64_t rows)
 {
     unsigned blocks = static_cast<unsigned>(rows);

@@ -1,5 +1,5 @@
-/* cross_entropy_plan.cuh - how a call of cross_entropy is cut into chunks of tokens and ranges of words, and what of its
- * scratch is what. Internal to the CUDA kernels; see cross_entropy.cu. Scratch never grows with fewer tokens. */
+/* cross_entropy_plan.cuh - divides a call of cross_entropy into chunks of tokens and ranges of the vocabulary, and lays out
+ * its scratch. Internal to the CUDA kernels; see cross_entropy.cu. Fewer tokens never need more scratch. */
 #ifndef NBL_CUDA_CROSS_ENTROPY_PLAN_CUH
 #define NBL_CUDA_CROSS_ENTROPY_PLAN_CUH
 
@@ -19,19 +19,19 @@ constexpr int64_t LOGIT_BYTES = int64_t{512} << 20, WEIGHT_BYTES = int64_t{256} 
 struct pass {
     const nbl__cross_entropy *a;
     int64_t tokens, hidden, vocabulary, stride;
-    int64_t rows;        /* of a chunk, at most */
-    int64_t range;       /* rows of W that are decoded at a time; 0: none are */
-    bool sums, gradient; /* what is made: forward, backward, or both: early */
+    int64_t rows;        /* max tokens of a chunk */
+    int64_t range;       /* rows of W dequantized at a time; 0: W is used directly */
+    bool sums, gradient; /* forward: sums; backward: gradient; both: gradient in forward */
     bool want_dx, want_dw;
     bool narrow;          /* f16 */
-    bool tiles;           /* the product makes exponentials: cross_entropy_tiles.cuh */
-    const nbl_tensor *dx; /* where it goes */
+    bool tiles;           /* the GEMM computes exponentials: cross_entropy_tiles.cuh */
+    const nbl_tensor *dx; /* the result */
     /* scratch */
     double *share, *losses;
     float *logits; /* [rows, stride]; tiles: exponentials, which are bf16 */
     int64_t logit_bytes;
     uint8_t *dequantized;
-    __half *d16;       /* [rows, stride]: f16 with dw, when the logits become f32 gradients */
+    __half *d16;       /* [rows, stride]: f16 with dw, where the logits are replaced by f32 gradients */
     float *dx32, *x32; /* [rows, hidden] */
     /* tiles */
     float *powers;                 /* [tokens] */
@@ -45,14 +45,14 @@ static inline int64_t min_i64(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* dx cannot be the product itself: it is summed over ranges, or multiplied afterwards. */
+/* True if dx needs f32 scratch: it is summed over ranges, or multiplied after the product. */
 static inline bool needs_dx32(const pass *p, bool grad_in_forward)
 {
     return !grad_in_forward && p->a->dtype != NBL_DTYPE_F32 &&
            (p->narrow || p->tiles || (p->range > 0 && p->range < p->vocabulary));
 }
 
-/* May the product make exponentials? Whether its matrices lie as it needs them is known only when it runs. */
+/* True if the GEMM may compute exponentials. The alignment of its matrices is checked when it runs. */
 static inline bool takes_tiles(const nbl_context *ctx, const pass *p, bool backward)
 {
     const nbl__cross_entropy *a = p->a;
@@ -62,22 +62,23 @@ static inline bool takes_tiles(const nbl_context *ctx, const pass *p, bool backw
            p->hidden > 0 && p->vocabulary % 8 == 0 && p->hidden % 8 == 0;
 }
 
-/* Rows of chunks of at most `most`, so that all have about the same. */
+/* Rows per chunk: at most `max`, about the same for all chunks. */
 static inline int64_t even_rows(int64_t tokens, int64_t max)
 {
     int64_t chunks = ceil_div(tokens, max);
     return chunks == 0 ? 0 : min_i64(tokens, ceil_div(ceil_div(tokens, chunks), ROW_STEP) * ROW_STEP);
 }
 
-/* Rows that fit into so many bytes: by ROW_STEP, and as many at least. */
+/* Rows that fit into `bytes`: a multiple of ROW_STEP, at least ROW_STEP. */
 static inline int64_t rows_in(int64_t bytes, int64_t row_bytes)
 {
     int64_t rows = row_bytes > 0 ? bytes / row_bytes / ROW_STEP * ROW_STEP : 0;
     return rows < ROW_STEP ? int64_t{ROW_STEP} : rows;
 }
 
-/* The same of exponentials, doubled while it fits: their products want whole waves of tiles. On an H200 the heads of 1B
- * and 8B models take 3 % longer with 1024 rows than with 2048, for which W is read half as often, and as long with 4096. */
+/* The same for exponentials, doubled while it fits: their GEMMs run best with whole waves of tiles. On an H200 the heads of
+ * 1B and 8B models take 3 % longer with 1024 rows than with 2048, which read W half as often. 4096 rows gain nothing
+ * more. */
 static inline int64_t tile_rows_in(int64_t bytes, int64_t row_bytes)
 {
     int64_t rows = ROW_STEP;
@@ -85,7 +86,7 @@ static inline int64_t tile_rows_in(int64_t bytes, int64_t row_bytes)
     return rows;
 }
 
-/* What is known without memory. */
+/* Fills everything that does not depend on memory. */
 static inline void describe_pass(const nbl_context *ctx, const nbl__cross_entropy *a, bool backward, pass *p)
 {
     *p = pass{};
@@ -107,7 +108,7 @@ static inline void describe_pass(const nbl_context *ctx, const nbl__cross_entrop
     p->span_count = ceil_div(p->vocabulary, NBL_GEMM_SM90_SPAN);
 }
 
-/* Bytes of scratch; cuts it where there is some. */
+/* Bytes of scratch. Sets the pointers of *p if `base` is not NULL. */
 static inline size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a, bool backward, uint8_t *base,
                             pass *p)
 {
@@ -135,7 +136,7 @@ static inline size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a,
     return cut.used;
 }
 
-/* The other way in the same scratch, for matrices that do not lie as tiles need them. */
+/* Switches to the general way in the same scratch, for matrices whose alignment the tiles refuse. */
 static inline void without_tiles(pass *p)
 {
     p->tiles = false;

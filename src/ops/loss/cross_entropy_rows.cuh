@@ -1,10 +1,13 @@
-/* cross_entropy_rows.cuh - what is done with a token's logits. Internal to the CUDA kernels; see cross_entropy.cu.
+/* cross_entropy_rows.cuh - loss and gradient of a token from its row of f32 logits. Internal to the CUDA kernels; see
+ * cross_entropy.cu.
  *
- * A block has one row of logits, f32, and goes over it once for its sums, kept relative to the largest so
- * far, and once more for the gradient. That is written in the compute dtype into the memory of the logits
- * themselves, from the front of the row: a tile is written only when every thread has read it, and its
- * 2-byte values end before the logits that are still to be read. The last vector of a row may reach into
- * the padding behind it. */
+ *     a block: one row
+ *         pass 1    sums of exponentials, relative to the largest logit so far
+ *         pass 2    gradient d, in the compute dtype, written over the logits
+ *
+ * The gradient starts at the front of the row. A tile is written after every thread has read it. Its 2-byte values end
+ * before the logits that are still to be read. The last vector of a row may reach into the padding behind it. Bytes per
+ * logit: 8 read and 2 written. Limit: memory bandwidth. */
 #ifndef NBL_CUDA_CROSS_ENTROPY_ROWS_CUH
 #define NBL_CUDA_CROSS_ENTROPY_ROWS_CUH
 
@@ -21,21 +24,21 @@ enum { LOGIT_THREADS = 512, LOGIT_VECTORS = 4, LOGIT_TILE = LOGIT_THREADS * LOGI
 
 struct logit_rows {
     float *logits;                             /* [rows, stride] */
-    int64_t stride, vocabulary, tokens, first; /* first: the token of row 0 */
+    int64_t stride, vocabulary, tokens, first; /* first: token of row 0 */
     const int32_t *labels;
-    const double *share; /* what a token's loss is multiplied with */
+    const double *share; /* factor of a token's loss */
     float softcap, smoothing;
     /* sums */
-    float *logprobs, *lse; /* lse [2, tokens], which the gradient reads when the sums are not made */
-    float *loss;           /* [tokens], or NULL: the reduction is mean, and its addends go to */
+    float *logprobs, *lse; /* lse [2, tokens]: read by a gradient without sums */
+    float *loss;           /* [tokens]; NULL: the reduction is a mean, and the addends go to `losses` */
     double *losses;
     /* gradient */
     const float *dloss; /* NULL: 1 */
     bool dloss_each;    /* one per token */
     void *d;            /* [rows, d_stride] */
     int64_t d_stride;
-    bool unscaled; /* d is without the factor of the token: f16 could not hold it */
-    bool wide;     /* the logits become the gradient in f32, too, with the factor */
+    bool unscaled; /* d omits the token's factor, which f16 could not hold */
+    bool wide;     /* also replaces the logits by the gradient in f32, with the factor */
 };
 
 __device__ inline float capped(float u, float softcap)
@@ -53,7 +56,7 @@ __device__ inline float block_max(float x)
     return x;
 }
 
-/* The place of vector k of the tile that begins at `base`. */
+/* Index of this thread's vector k in the tile that begins at `base`. */
 __device__ inline int vector_index(int base, int k)
 {
     return base + (k * LOGIT_THREADS + static_cast<int>(threadIdx.x)) * 4;
@@ -66,12 +69,12 @@ __device__ inline void load_tile(const float *row, int base, int n, float (&u)[L
         if (vector_index(base, k) < n) load_run<float, 4>(row + vector_index(base, k), u[k]);
 }
 
-/* Of the logits that a thread has seen, relative to the largest. */
+/* Sums over the logits that a thread has read, relative to the largest of them. */
 struct logit_sums {
     float largest, sum, total;
 };
 
-/* WHOLE: no part of the tile is behind the row. */
+/* WHOLE: the tile does not reach behind the row. */
 template <bool CAP, bool WHOLE>
 __device__ inline void fold_tile(const logit_rows &a, int base, float (&z)[LOGIT_VECTORS][4], logit_sums &s)
 {
@@ -95,7 +98,7 @@ __device__ inline void fold_tile(const logit_rows &a, int base, float (&z)[LOGIT
 }
 
 struct row_sums_of {
-    double largest, rest, total; /* the logarithm of the sum is largest + rest */
+    double largest, rest, total; /* log of the sum = largest + rest */
 };
 
 /* A NaN makes the sum NaN. */
@@ -116,13 +119,13 @@ template <bool CAP> __device__ inline row_sums_of sum_row(const logit_rows &a, c
     return {static_cast<double>(max), log(sums[0]), sums[1]};
 }
 
-/* The gradient of the label's logit, from which 1 - smoothing is taken before rounding. */
+/* The gradient of the label's logit. 1 - smoothing is subtracted before rounding. */
 __device__ inline float label_gradient(const logit_rows &a, double u, double lse, double uniform)
 {
     double slope = 1;
     if (a.softcap > 0) {
         double tanh_u = tanh(u / static_cast<double>(a.softcap));
-        u = static_cast<double>(capped(static_cast<float>(u), a.softcap)); /* as the sums saw it */
+        u = static_cast<double>(capped(static_cast<float>(u), a.softcap)); /* the value that the sums used */
         slope = 1 - tanh_u * tanh_u;
     }
     return static_cast<float>((exp(u - lse) - uniform - (1 - static_cast<double>(a.smoothing))) * slope);
@@ -133,7 +136,7 @@ __device__ inline float probability(float z, float lse, float rest)
     return __expf((z - lse) - rest);
 }
 
-/* The gradient of a logit that is not the label's. */
+/* The gradient of any other logit. */
 template <bool CAP>
 __device__ inline float logit_gradient(const logit_rows &a, float u, float lse, float rest, float even)
 {
@@ -178,7 +181,7 @@ __device__ inline void gradient_row(const logit_rows &a, float *row, T *d, int l
     }
 }
 
-/* A token that is not trained. */
+/* Results of a token that is not trained. */
 template <typename T, bool SUMS, bool GRADIENT>
 __device__ inline void leave_out(const logit_rows &a, float *row, T *d, int64_t token)
 {
@@ -203,7 +206,7 @@ __global__ void __launch_bounds__(LOGIT_THREADS) logit_kernel(logit_rows a)
     float *row = a.logits + blockIdx.x * a.stride, lse, rest;
     T *d = static_cast<T *>(a.d) + blockIdx.x * a.d_stride;
     int label = a.labels[token];
-    if (label < 0 || label >= a.vocabulary) { /* ignored, or wrong: that is reported elsewhere */
+    if (label < 0 || label >= a.vocabulary) { /* ignored, or invalid (share_kernel reports it) */
         leave_out<T, SUMS, GRADIENT>(a, row, d, token);
         return;
     }

@@ -1,16 +1,21 @@
-/* cross_entropy_tiles.cuh - a token's loss and gradient from what the product of gemm_sm90.h tells of its logits. Internal to
- * the CUDA kernels; see cross_entropy.cu.
+/* cross_entropy_tiles.cuh - loss and gradient of a token from exponentials that the GEMM of gemm_sm90.h computes. Internal
+ * to the CUDA kernels; see cross_entropy.cu.
  *
- * The product makes e = 2^(log2 e · logit - power) and, of every 256 words, the sum s of e before rounding: the logits
- * themselves are never written. With S the sum of a row, the probability of a word is e / S, and the gradient
+ *     near_kernel      power of each row, from its label's logit
+ *     GEMM             e = 2^(log2 e · logit - power) in bf16, and the sum s of e before rounding over every 256 words
+ *     settle_kernel    S = Σ s of the row; loss; factor = share / S; e[label] -= S
+ *     GEMM             dx = factor · (e · W)
  *
- *     dx = Σ_words d · W,   d = (e / S - [label]) · share     becomes     (share / S) · Σ_words (e - [label] · S) · W
+ * Logits are never written. The probability of a word is e / S, so the gradient
  *
- * e is rounded as d would be, to the same number of digits; the label's element, where nearly everything may cancel, is
- * written anew; the factor is applied to the f32 sums of dx. So no row is read for it: what remains is a sum over spans.
+ *     dx = Σ_words d · W,   d = (e / S - [label]) · share     equals     (share / S) · Σ_words (e - [label] · S) · W
  *
- * The power of a row is that of its label's logit, which is made beforehand: the largest logit is not far below it, and
- * seldom 40 above it. Spans with words for which that is so have powers of their own, and such a row is put right here. */
+ * e is rounded to as many digits as d would be. The label's element is computed again, because nearly everything may
+ * cancel there. The factor is applied to the f32 sums of dx. So rows are not read again: settle_kernel reads the sums of
+ * the spans.
+ *
+ * The power of a row is that of its label's logit. The largest logit is not far below it, and rarely 40 above it. Spans
+ * with such words have their own powers. settle_kernel rescales the other spans of such a row. */
 #ifndef NBL_CUDA_CROSS_ENTROPY_TILES_CUH
 #define NBL_CUDA_CROSS_ENTROPY_TILES_CUH
 
@@ -26,8 +31,8 @@ namespace nbl_cuda
 
 enum { NEAR_THREADS = 256, SETTLE_THREADS = 128 };
 
-/* The power of two near the exponential of each label's logit; for tokens that are not trained one that leaves nothing. A
- * warp has a token; rows are whole numbers of 16 bytes. */
+/* Computes the power of two near the exponential of each label's logit. Untrained tokens get a power that makes all
+ * exponentials 0. A warp per token; rows are multiples of 16 bytes. */
 __global__ void __launch_bounds__(NEAR_THREADS)
     near_kernel(const __nv_bfloat16 *x, const __nv_bfloat16 *w, int64_t hidden, int64_t vocabulary,
                 const int32_t *labels, int64_t tokens, float *powers)
@@ -50,14 +55,14 @@ __global__ void __launch_bounds__(NEAR_THREADS)
 
 struct tile_rows {
     logit_rows a;       /* without logits and d */
-    __nv_bfloat16 *e;   /* [rows, stride]; NULL: there is no gradient */
+    __nv_bfloat16 *e;   /* [rows, stride]; NULL: no gradient */
     const float *spans; /* [rows, span_count, 2] */
     int span_count;
     const float *label_logits; /* [rows] */
-    float *factors;            /* [rows]: what dx is to be multiplied with */
+    float *factors;            /* [rows]: factor of dx */
 };
 
-/* Gives all spans of a row of e the power `most`. */
+/* Rescales all spans of a row of e to the power `max`. */
 __device__ inline void equal_powers(const tile_rows &r, __nv_bfloat16 *e, const float2 *spans, float max)
 {
     for (int64_t i = threadIdx.x; i < r.a.vocabulary; i += SETTLE_THREADS) {
@@ -66,7 +71,7 @@ __device__ inline void equal_powers(const tile_rows &r, __nv_bfloat16 *e, const 
     }
 }
 
-/* One thread: what is told of the token, from the sum of its exponentials, which are relative to 2^power. */
+/* One thread: loss and factor of a token, from the sum of its exponentials relative to 2^power. */
 template <bool SUMS>
 __device__ inline void settle(const tile_rows &r, __nv_bfloat16 *e, int64_t token, int label, double power,
                               double sum)
@@ -90,14 +95,14 @@ __device__ inline void settle(const tile_rows &r, __nv_bfloat16 *e, int64_t toke
     r.factors[blockIdx.x] = static_cast<float>(upstream * *a.share / sum);
 }
 
-/* A block has a row. */
+/* A block per row. */
 template <bool SUMS> __global__ void __launch_bounds__(SETTLE_THREADS) settle_kernel(dependent, tile_rows r)
 {
     wait_for_previous_kernel();
     int64_t token = r.a.first + blockIdx.x;
     int label = r.a.labels[token];
     __nv_bfloat16 *e = r.e + blockIdx.x * r.a.stride;
-    if (label < 0 || label >= r.a.vocabulary) { /* ignored, or wrong: that is reported elsewhere */
+    if (label < 0 || label >= r.a.vocabulary) { /* ignored, or invalid (share_kernel reports it) */
         leave_out<float, SUMS, false>(r.a, nullptr, nullptr, token);
         if (r.e && threadIdx.x == 0) r.factors[blockIdx.x] = 0;
         return;

@@ -1,10 +1,13 @@
-/* cross_entropy_whole.cuh - sums and gradient of a token's logits in one reading. Internal to the CUDA kernels; see
- * cross_entropy.cu.
+/* cross_entropy_whole.cuh - sums and gradient of a token's logits in one read. Internal to the CUDA kernels; see
+ * cross_entropy.cu. Needs compute capability 9.0 and at most MAX_WHOLE words.
  *
- * A cluster of WHOLE_BLOCKS blocks has a row, which lies in their shared memory: the blocks sum their parts, exchange
- * the sums, and make the gradient of what they hold, where it is wanted. When the first writes, all have read: the
- * gradient may lie on the logits. Bound by memory: 4 bytes read and 2 written per logit; while some blocks of a
- * multiprocessor work, those of other rows wait for theirs. From compute capability 9.0, and up to MAX_WHOLE words. */
+ *     a cluster of WHOLE_BLOCKS blocks: one row, kept in their shared memory
+ *         each block    copies its part of the row, sums it
+ *         cluster       exchanges the sums
+ *         each block    gradient of its part
+ *
+ * All blocks have read before the first one writes, so the gradient may overwrite the logits. Bytes per logit: 4 read and
+ * 2 written. Limit: memory bandwidth. Blocks of other rows on the same multiprocessor load while these compute. */
 #ifndef NBL_CUDA_CROSS_ENTROPY_WHOLE_CUH
 #define NBL_CUDA_CROSS_ENTROPY_WHOLE_CUH
 
@@ -18,20 +21,20 @@ namespace nbl_cuda
 enum { WHOLE_BLOCKS = 8, WHOLE_THREADS = 256, WHOLE_PART = 224 << 8, MAX_WHOLE = WHOLE_BLOCKS * WHOLE_PART };
 enum { WHOLE_VECTORS = 4, WHOLE_TILE = WHOLE_THREADS * WHOLE_VECTORS * 4, WHOLE_COPY = 16 << 10 };
 
-/* What a block finds in its part of the row. */
+/* Sums of a block's part of the row. */
 struct whole_part {
     float largest;
-    double sum, total; /* of exponentials relative to the largest; of the logits */
+    double sum, total; /* sum: of exponentials relative to the largest; total: of the logits */
 };
 
-/* What every thread has to know of the row. */
+/* What every thread needs of the row. */
 struct whole_row {
     float lse, rest, at_label;
 };
 
 #if __CUDA_ARCH__ >= 900
 
-/* Copies `bytes` (a multiple of 16) to shared memory; every thread returns when they are there. */
+/* Copies `bytes` (a multiple of 16) to shared memory. Every thread waits until they are there. */
 __device__ inline void copy_part(float *to, const float *from, unsigned bytes)
 {
     __shared__ alignas(8) uint64_t arrived;
@@ -62,7 +65,7 @@ __device__ inline float block_largest(float x)
     return x;
 }
 
-/* Four logits of a part of n, from its i-th on; behind them there is -inf. */
+/* Logits i … i + 3 of a part of n. Behind its end they are -inf. */
 template <bool CAP>
 __device__ inline void load_four(const logit_rows &a, const float *part, int i, int n, float (&z)[4])
 {
@@ -77,7 +80,7 @@ __device__ inline void load_four(const logit_rows &a, const float *part, int i, 
         z[j] = i + j >= n ? -INFINITY : CAP ? capped(part[i + j], a.softcap) : part[i + j];
 }
 
-/* The n logits of a block's part. A NaN makes the sum NaN. PLAIN: their total is not needed. */
+/* Sums the n logits of a block's part. A NaN makes the sum NaN. PLAIN: the total is not needed. */
 template <bool CAP, bool PLAIN>
 __device__ inline whole_part sum_part(const logit_rows &a, const float *part, int n)
 {
@@ -108,7 +111,7 @@ __device__ inline whole_part sum_part(const logit_rows &a, const float *part, in
     return {max, sums[0], sums[1]};
 }
 
-/* The first warp, with the part of block `lane` in each of its lanes, finds what is to be known of the row. */
+/* The first warp combines the parts. Each lane has the part of block `lane`. */
 __device__ inline whole_row finish_row(const logit_rows &a, whole_part part, int64_t token, float at_label,
                                        bool writes)
 {
@@ -138,8 +141,8 @@ __device__ inline whole_row finish_row(const logit_rows &a, whole_part part, int
     return {lse, rest, label_gradient(a, static_cast<double>(at_label), full, smoothing / n)};
 }
 
-/* The gradient of the n logits of a part, of which `label` is one or none, to row and d, which begin there too. PLAIN:
- * neither cap nor smoothing, and only to d. */
+/* Stores the gradient of the n logits of a part in d, and in `row` if a.wide. Both point to the part. `label` is relative
+ * to the part and may be outside. PLAIN: no cap, no smoothing, and only d. */
 template <typename T, bool CAP, bool PLAIN>
 __device__ inline void store_part(const logit_rows &a, const float *part, int n, float *row, T *d, int label,
                                   const whole_row &r, float scale)
@@ -161,11 +164,11 @@ __device__ inline void store_part(const logit_rows &a, const float *part, int n,
         if (!PLAIN && a.wide) store_run<float, 4>(row + i, z);
     }
     bool mine = label >= 0 && label < n && label / 4 % WHOLE_THREADS == static_cast<int>(threadIdx.x);
-    if (mine) d[label] = from_f32<T>(r.at_label * d_scale); /* over what this thread has just written */
+    if (mine) d[label] = from_f32<T>(r.at_label * d_scale); /* overwrites this thread's own store */
     if (mine && !PLAIN && a.wide) row[label] = r.at_label * scale;
 }
 
-/* Words of a block's part, at most: a multiple of 4. */
+/* Max words of a block's part: a multiple of 4. */
 __host__ __device__ inline int whole_width(int64_t vocabulary)
 {
     return static_cast<int>((vocabulary + 4 * WHOLE_BLOCKS - 1) / (4 * WHOLE_BLOCKS)) * 4;
@@ -187,7 +190,7 @@ __global__ void __launch_bounds__(WHOLE_THREADS) whole_kernel(logit_rows a)
     int n = left < 0 ? 0 : left < width ? left : width;
     float *row = a.logits + index * a.stride;
     T *d = static_cast<T *>(a.d) + index * a.d_stride;
-    if (label < 0 || label >= a.vocabulary) { /* ignored, or wrong: that is reported elsewhere */
+    if (label < 0 || label >= a.vocabulary) { /* ignored, or invalid (share_kernel reports it) */
         if (rank == 0) leave_out<T, true, false>(a, row, d, token);
         for (int i = begin + static_cast<int>(threadIdx.x) * 4; GRADIENT && i < begin + n;
              i += WHOLE_THREADS * 4) {
@@ -201,13 +204,13 @@ __global__ void __launch_bounds__(WHOLE_THREADS) whole_kernel(logit_rows a)
     float at_label = row[label];
     whole_part part = sum_part<CAP, PLAIN>(a, logits, n);
     if (threadIdx.x == 0) shared = part;
-    cluster.sync(); /* all of the row has been read */
+    cluster.sync(); /* all blocks have read their parts */
     if (threadIdx.x < 32) {
         part = *cluster.map_shared_rank(&shared, threadIdx.x % WHOLE_BLOCKS);
         whole_row r = finish_row(a, part, token, at_label, rank == 0 && threadIdx.x == 0);
         if (threadIdx.x == 0) told = r;
     }
-    cluster.sync(); /* and every sum: a block may end */
+    cluster.sync(); /* all blocks have read all sums: a block may end */
     if (!GRADIENT) return;
     double upstream = a.dloss ? static_cast<double>(a.dloss[a.dloss_each ? token : 0]) : 1;
     store_part<T, CAP, PLAIN>(a, logits, n, row + begin, d + begin, label - begin, told,

@@ -1,4 +1,4 @@
-/* layernorm.cu - layernorm and layernorm_backward. See norm.cuh, where the kernels are. */
+/* layernorm.cu - layernorm and layernorm_backward. norm.cuh has the kernels. */
 #include "ops/norm/norm.cuh"
 
 extern "C" {

@@ -4,16 +4,19 @@
  *     y  = n·(w + offset) + b
  *     dx = s·g - c·s³·mean(g·c) - s·mean(g) + dresidual,   dw = Σ dy·n,   db = Σ dy     over the rows
  *
- * A set of threads shares a row, which lies in their registers: up to PACKS times 16 bytes of each tensor
- * in each thread. Short rows share a block, and a warp. There are as many blocks as the device runs at
- * once; each goes from row to row, and loads the next one before it sums the one at hand. So each byte is
- * read once and written once, results may lie on inputs, and memory is busy while threads wait for each
- * other. Rows that are too long or not aligned are read again from the cache, an element at a time
- * (norm_slow.cuh). At 4 bytes per element of bf16 memory leaves some 28 instructions for it: w and b wait
- * in shared memory, as f32 and with the offset in them.
+ *     a block (persistent; as many as the device runs at once): w + offset and b → shared memory, as f32
+ *         each set of threads: for its rows        a set: a part of a warp, or up to a block, by the row's length
+ *             load the next row                    up to NORM_PACKS times 16 bytes of each tensor per thread
+ *             sums of this row over the set
+ *             y, or dx and the sums for dw, db
  *
- * dw and db: each set sums the rows it meets in registers; the sums of the blocks, in scratch, are added
- * by a second kernel in a fixed order. Bound by memory; 4 to 8 % more bytes for dw. */
+ * The row stays in registers: each byte is read once and written once, and results may overwrite inputs. The next row is
+ * in flight while threads wait for each other. Rows that are too long or not aligned are read again from the cache, one
+ * element at a time (norm_slow.cuh). At 4 bytes per bf16 element, memory bandwidth leaves about 28 instructions per
+ * element.
+ *
+ * dw and db: each set sums its rows in registers. The sums of the blocks go to scratch. A second kernel adds them in a
+ * fixed order. Limit: memory bandwidth; dw moves 4 to 8 % more bytes. */
 #ifndef NBL_CUDA_NORM_CUH
 #define NBL_CUDA_NORM_CUH
 
@@ -23,8 +26,8 @@
 namespace nbl_cuda
 {
 
-/* Sums over the threads of a row, in a fixed order. `turn` alternates from call to call: while some threads
- * still read the sums of the last call, others may write those of this one. */
+/* Sums over the threads of a row, in a fixed order. `turn` alternates from call to call: threads may write the sums of
+ * this call while others still read those of the last one. */
 struct norm_sums {
     enum { MAX = 3, WARPS = NORM_THREADS / 32 };
     float parts[2][MAX][WARPS];
@@ -54,7 +57,7 @@ template <int N> __device__ inline void row_sums(norm_sums &sums, float (&values
     for (int n = 0; n < N; n++) {
         values[n] = 0;
 #pragma unroll
-        for (int i = 0; i < norm_sums::WARPS; i += 4) { /* behind the last warp there are zeros */
+        for (int i = 0; i < norm_sums::WARPS; i += 4) { /* sums behind the last warp are zeros */
             if (i * 32 >= per_row) break;
             float4 four = *reinterpret_cast<const float4 *>(&sums.parts[turn][n][i]);
             values[n] += (four.x + four.y) + (four.z + four.w);
@@ -62,11 +65,11 @@ template <int N> __device__ inline void row_sums(norm_sums &sums, float (&values
     }
 }
 
-/* What a thread works on. */
+/* A thread's part of a row, and its rows. */
 struct norm_layout {
-    int lane;            /* of the `per_row` that share its row */
-    int packs;           /* it has so many; the k-th begins at element (lane + k·per_row)·N of the row */
-    int64_t slot, slots; /* its first row, and how far the next one is */
+    int lane;            /* index among the `per_row` threads of the row */
+    int packs;           /* 16-byte packs of this thread; pack k begins at element (lane + k·per_row)·N */
+    int64_t slot, slots; /* first row, and the distance to the next one */
 };
 template <typename T> __device__ inline norm_layout layout_of(const norm_call &a)
 {
@@ -76,8 +79,8 @@ template <typename T> __device__ inline norm_layout layout_of(const norm_call &a
             static_cast<int64_t>(gridDim.x) * sets};
 }
 
-/* w + offset and b as f32 in shared memory: of each pack the first four elements, then of each the others,
- * so that neighbouring threads read neighbouring 16 bytes. */
+/* Writes w + offset and b as f32 to shared memory: first the first four elements of each pack, then the others.
+ * Consecutive threads read consecutive 16 bytes. */
 template <typename T, int N = pack<T>::COUNT>
 __device__ inline void keep_weights(const norm_call &a, float4 *kept)
 {
@@ -97,7 +100,7 @@ __device__ inline void keep_weights(const norm_call &a, float4 *kept)
     __syncthreads();
 }
 
-/* Those of pack p; `kept` is that of w, or of b. */
+/* Loads the elements of pack p. `kept`: the part of w, or of b. */
 template <typename T, int N = pack<T>::COUNT>
 __device__ inline void weights_of(const norm_call &a, const float4 *kept, int p, float (&w)[N])
 {
@@ -108,19 +111,19 @@ __device__ inline void weights_of(const norm_call &a, const float4 *kept, int p,
     }
 }
 
-/* A row as it was loaded: what a thread has of it. */
+/* A thread's part of a row, as loaded. */
 struct norm_row {
     uint4 x[NORM_PACKS], residual[NORM_PACKS], dy[NORM_PACKS], dresidual[NORM_PACKS];
 };
 
-/* The place in memory of a thread's first pack of a row. */
+/* Index of a thread's first pack of a row. */
 template <typename T>
 __device__ inline int64_t first_of(const norm_call &a, const norm_layout &at, int64_t row)
 {
     return row * a.columns + at.lane * pack<T>::COUNT;
 }
 
-/* Behind the row, and behind the last row, there are zeros. */
+/* Loads a row. Packs behind the row, and rows behind the last one, are zeros. */
 template <typename T>
 __device__ inline void load_part(const norm_call &a, const void *from, int64_t first, int packs,
                                  uint4 (&to)[NORM_PACKS])
@@ -147,7 +150,8 @@ __device__ inline void load_row(const norm_call &a, const norm_layout &at, int64
     }
 }
 
-/* From here on these are unpacked anew: what was unpacked before the sums would take twice the registers. */
+/* Makes the compiler unpack these again after this point. Keeping the unpacked values across the sums would take twice the
+ * registers. */
 __device__ inline void forget_unpacked(uint4 (&packs)[NORM_PACKS])
 {
 #pragma unroll
@@ -155,7 +159,7 @@ __device__ inline void forget_unpacked(uint4 (&packs)[NORM_PACKS])
         asm volatile("" : "+r"(packs[k].x), "+r"(packs[k].y), "+r"(packs[k].z), "+r"(packs[k].w));
 }
 
-/* x becomes h. */
+/* Replaces x by h = x + residual. */
 template <typename T> __device__ inline void add_residual(norm_row &row)
 {
 #pragma unroll
@@ -186,7 +190,7 @@ __device__ inline float mean_of(const norm_call &a, const uint4 (&packs)[NORM_PA
     return sum[0] / static_cast<float>(a.columns);
 }
 
-/* Begins early (dependent_launch.cuh): until its predecessor is done it brings w into the second-level cache. */
+/* A dependent launch (dependent_launch.cuh). Before the wait it prefetches w into the second-level cache. */
 template <typename T, bool CENTER, bool RESIDUAL>
 __global__ void __launch_bounds__(NORM_THREADS) norm_rows(dependent, norm_call a)
 {
@@ -204,7 +208,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows(dependent, norm_call a
     wait_for_previous_kernel();
     load_row<T, RESIDUAL, false>(a, at, at.slot, next);
     keep_weights<T>(a, kept);
-    /* All sets go round alike: those of a block wait for each other. */
+    /* All sets have the same number of iterations: sets of a block wait for each other. */
     for (int64_t row = at.slot, left = (a.rows + at.slots - 1) / at.slots; left > 0;
          left--, row += at.slots) {
         it = next;
@@ -251,7 +255,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows(dependent, norm_call a
     }
 }
 
-/* Adds the sums of the block's sets in their order, and puts them in the block's place. */
+/* Adds the sums of the block's sets in their order and stores them in the block's scratch. */
 template <int N>
 __device__ inline void store_sums(const norm_call &a, int lane, const float (&sums)[NORM_PACKS][N],
                                   float *partial)
@@ -279,7 +283,7 @@ __device__ inline void store_sums(const norm_call &a, int lane, const float (&su
     }
 }
 
-/* SUMS: dw or db is wanted. */
+/* SUMS: computes dw or db. */
 template <typename T, bool CENTER, bool RESIDUAL, bool SUMS>
 __global__ void __launch_bounds__(NORM_THREADS) norm_rows_backward(norm_call a)
 {
@@ -354,12 +358,12 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows_backward(norm_call a)
         if (a.partial_b) store_sums<N>(a, at.lane, db, a.partial_b);
 }
 
-/* ---- on the host ---- */
+/* ---- host ---- */
 
-/* How the rows are dealt out; per_row 0: element by element. */
+/* Distribution of rows over threads. per_row 0: element by element. */
 struct norm_plan {
     int per_row, threads;
-    int64_t sets; /* rows that a block works on at a time */
+    int64_t sets; /* rows per block at a time */
     size_t shared;
 };
 
@@ -378,21 +382,21 @@ static inline norm_plan plan_of(const norm_call &a, nbl_dtype dtype)
     return {static_cast<int>(per_row), static_cast<int>(threads), threads / per_row, kept};
 }
 
-/* Bytes of the blocks' sums, as many as there can be for so many rows, whatever the pointers will be. */
+/* Max bytes of the blocks' sums for this number of rows, for any alignment of the pointers. */
 static inline size_t sums_bytes(int64_t rows, int64_t columns)
 {
     int64_t blocks = rows < NORM_MAX_BLOCKS ? rows : int64_t{NORM_MAX_BLOCKS};
     return static_cast<size_t>(blocks * columns) * sizeof(float);
 }
 
-/* As many blocks as run at once, or as there are rows for. */
+/* Number of blocks: as many as run at once, at most as many as there are rows for. */
 template <typename KERNEL>
 static inline unsigned blocks_for(const nbl__call *call, KERNEL kernel, const norm_plan &plan, int64_t rows)
 {
     int per_processor = 1, shared = static_cast<int>(plan.shared);
     if (shared > 16 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, plan.threads, plan.shared);
-    if (per_processor < 1) per_processor = 1; /* the launch will tell */
+    if (per_processor < 1) per_processor = 1; /* the launch reports the error */
     int64_t max = static_cast<int64_t>(per_processor) * call->cuda->multiprocessors,
             needed = ceil_div(rows, plan.sets);
     if (max > NORM_MAX_BLOCKS) max = NORM_MAX_BLOCKS;
@@ -426,7 +430,7 @@ static inline nbl_status norm_forward(const nbl__call *call, nbl_dtype dtype, no
     if (a.rows == 0 || a.columns == 0) return NBL_OK;
     a.per_row = plan.per_row;
     if (plan.per_row == 0) NBL_BY_DTYPE(dtype, T, launch_norm(call, norm_rows_slow<T, CENTER>, plan, a));
-    else if (a.residual) launch_forward<CENTER, !CENTER>(call, dtype, plan, a); /* layernorm has none */
+    else if (a.residual) launch_forward<CENTER, !CENTER>(call, dtype, plan, a); /* layernorm has no residual */
     else launch_forward<CENTER, false>(call, dtype, plan, a);
     return launched(call);
 }
@@ -443,7 +447,7 @@ static inline unsigned launch_backward(const nbl__call *call, nbl_dtype dtype, c
                  return launch_norm(call, (norm_rows_backward<T, CENTER, RESIDUAL, false>), plan, a));
 }
 
-/* dw and db: NULL when they are not wanted. */
+/* dw and db may be NULL. */
 template <bool CENTER>
 static inline nbl_status norm_backward(const nbl__call *call, nbl_dtype dtype, norm_call a, float *dw,
                                        float *db, bool accumulate)

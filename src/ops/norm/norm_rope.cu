@@ -1,10 +1,13 @@
 /* norm_rope.cu - norm_rope and norm_rope_backward. See norm_rope.h.
  *
- * A head is shared by as many threads of a warp as 16 bytes of its half go round: each has a piece of both halves, so
- * that the rotation needs no other thread, and the sums a few exchanges within the warp. A thread has EACH heads of a
- * token, all loaded before the first is summed; cosines, sines and weights serve them all. Heads of other shapes, and
- * tensors that are not aligned, take a warp each, an element at a time. Bound by memory: x once and y once, backward x,
- * dy and dx. */
+ *     each group of threads (half a head / 16 bytes of them, in one warp): EACH heads of a token
+ *         load the heads                       a thread has 16 bytes of both halves of a head
+ *         sum of squares over the group        shuffles within the warp
+ *         normalise, rotate, store             rotation needs only the thread's own pairs
+ *
+ * All heads are loaded before the first is summed. Cosines, sines and weights are loaded once for all of them. Heads of
+ * other shapes and unaligned tensors use a warp per head, one element at a time. Bytes: x and y once; backward x, dy and dx
+ * once. Limit: memory bandwidth. */
 #include "ops/common/load.cuh"
 
 extern "C" {
@@ -31,7 +34,7 @@ struct heads {
     bool round_first;
 };
 
-/* Of elements i of both halves, in every lane that shares the head. */
+/* Elements i … i + N - 1 of both halves of a head. */
 template <int N> struct halves {
     float left[N], right[N];
 };
@@ -90,7 +93,7 @@ template <typename T, bool BACKWARD> __global__ void __launch_bounds__(THREADS) 
     int64_t thread = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x, group = thread / lanes;
     int64_t token = group / groups;
     int i = static_cast<int>(thread % lanes) * N, first = static_cast<int>(group % groups) * COUNT;
-    bool inside = token < a.tokens; /* the others take part in the exchanges */
+    bool inside = token < a.tokens; /* the other threads take part in the shuffles */
     uint4 x[COUNT][2] = {}, dy[COUNT][2] = {};
     float c[N] = {}, s[N] = {};
     halves<N> w = {};
@@ -140,9 +143,9 @@ template <typename T, bool BACKWARD> __global__ void __launch_bounds__(THREADS) 
     }
 }
 
-/* ---- any shape: a warp has a head ---- */
+/* ---- any shape: a warp per head ---- */
 
-/* Element k of what is normalised and turned: of dy turned back, times w (BACKWARD), or of the norm's result. */
+/* Element k of the norm's result. BACKWARD: element k of dy rotated back, times w. */
 template <typename T, bool BACKWARD>
 __device__ inline float before_rotation(const heads &a, int64_t row, int k, float scale)
 {
@@ -185,7 +188,7 @@ template <typename T, bool BACKWARD> __global__ void __launch_bounds__(THREADS) 
     }
 }
 
-/* ---- on the host ---- */
+/* ---- host ---- */
 
 template <bool BACKWARD> nbl_status run(const nbl__call *call, const void *arguments)
 {

@@ -1,5 +1,5 @@
-/* norm_slow.cuh - rows of rmsnorm and layernorm of any length and alignment, and the sums over blocks.
- * Internal to norm.cuh, which has the formulas. */
+/* norm_slow.cuh - rmsnorm and layernorm for rows of any length and alignment, and the addition of the blocks' sums for dw
+ * and db. Internal to norm.cuh, which has the formulas. */
 #ifndef NBL_CUDA_NORM_SLOW_CUH
 #define NBL_CUDA_NORM_SLOW_CUH
 
@@ -11,14 +11,14 @@ namespace nbl_cuda
 enum {
     NORM_PACKS = 2,
     NORM_THREADS = 512,
-    NORM_SHORT_THREADS = 128, /* when several rows share a block */
+    NORM_SHORT_THREADS = 128, /* if several rows share a block */
     NORM_SLOW_THREADS = 256,
     NORM_MAX_BLOCKS =
-        2112 /* whose sums scratch must hold: 16 for each multiprocessor of the largest devices */
+        2112 /* max blocks with sums in scratch: 16 per multiprocessor of the largest devices */
 };
 
 struct norm_call {
-    const void *x, *residual; /* residual, bias, dresidual, …: NULL when absent */
+    const void *x, *residual; /* NULL if absent: residual, bias, dresidual, … */
     void *sum, *y;
     const void *dy, *dresidual;
     void *dx;
@@ -26,12 +26,12 @@ struct norm_call {
     const void *w, *bias;
     int w_dtype, bias_dtype;
     int64_t rows, columns;
-    int per_row; /* threads of a row; at most 32: a power of two */
+    int per_row; /* threads per row; a power of two up to 32, or more warps */
     float eps, offset;
     bool round_first;
 };
 
-/* ---- any row: a block each, element by element ---- */
+/* ---- any row: a block per row, element by element ---- */
 
 template <typename T> __device__ inline float sum_at(const norm_call &a, int64_t i)
 {
@@ -79,8 +79,8 @@ template <typename T, bool CENTER> __global__ void norm_rows_slow(norm_call a)
     }
 }
 
-/* layernorm has no residual: its rows can be read as they lie. The sums of a block are kept in their place
- * in scratch; a thread always meets the same columns. */
+/* layernorm has no residual: x is read directly. The block's sums are kept in scratch. A thread always has the same
+ * columns. */
 template <typename T, bool CENTER> __global__ void norm_rows_backward_slow(norm_call a)
 {
     const T *dy = static_cast<const T *>(a.dy), *further = static_cast<const T *>(a.dresidual);
@@ -115,11 +115,11 @@ template <typename T, bool CENTER> __global__ void norm_rows_backward_slow(norm_
     }
 }
 
-/* ---- the sums of the blocks ---- */
+/* ---- adding the blocks' sums ---- */
 
 enum { FOLD_COLUMNS = 32, FOLD_LANES = 32 };
 
-/* to[k] (+)= Σ over blocks of partial[block, k]; which of the two, by blockIdx.y. */
+/* to[k] (+)= Σ over blocks of partial[block, k]. blockIdx.y: dw or db. */
 static __global__ void __launch_bounds__(FOLD_COLUMNS *FOLD_LANES)
     norm_fold(const float *partial_w, const float *partial_b, float *dw, float *db, int64_t blocks,
               int64_t columns, bool accumulate)

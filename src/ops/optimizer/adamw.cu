@@ -1,9 +1,9 @@
 /* adamw.cu - adamw for all tensors in one launch, or a few. See adamw.h.
  *
- * 32 bits: 28 bytes per element in f32, and bound by them. A thread loads two runs of four elements of p,
- * g, m and v before it stores the first. 8 bits: a warp takes a block of 256 elements; its moments exist
- * as f32 in registers only, the maps and the search trees of their mid-points lie in shared memory. 16
- * bytes per element in f32.
+ * 32-bit moments: 28 bytes per element in f32. A thread loads two runs of four elements of p, g, m and v
+ * before it stores the first. 8-bit moments: 16 bytes per element in f32. A warp takes a block of 256
+ * elements. Its moments are f32 in registers only. The maps, and search trees of their mid-points, are in
+ * shared memory. Limit of both: memory bandwidth.
  *
  * The operations and their order are those of the CPU's kernels with fused multiply-adds: the same bits. */
 #include <float.h>
@@ -52,7 +52,7 @@ __device__ inline void step(const constants &c, float scale, float &p, float g, 
     p = fmaf(-p, c.shrink_after, p);
 }
 
-/* What gradients are multiplied with; NaN: nothing is to change. */
+/* Factor of the gradients. NaN: no parameter may change. */
 __device__ inline float scale_of(const constants &c)
 {
     return c.factor ? c.grad_scale * *c.factor : c.grad_scale;
@@ -106,7 +106,7 @@ template <typename LIST> __global__ void __launch_bounds__(THREADS) step_32(cons
 __device__ const float maps[2][256] = {{NBL_DYNAMIC_MAP_SIGNED}, {NBL_DYNAMIC_MAP_UNSIGNED}};
 
 /* A map in shared memory, and its mid-points as a search tree: node k has the children 2k and 2k + 1, the
- * root is 1. The nodes of a level lie side by side, so that lanes rarely meet in a bank. */
+ * root is 1. The nodes of a level are contiguous: bank conflicts are rare. */
 struct coder {
     float map[256], tree[256], middles[256]; /* middles: in order; the last is NaN, equal to nothing */
 };
@@ -123,7 +123,7 @@ __device__ inline void fill_coder(coder &c, const float *map)
     c.tree[k] = c.middles[(k - (1u << level)) * width + width / 2 - 1];
 }
 
-/* The nearest entry; an exact tie goes to the even one. */
+/* Code of the nearest entry. An exact tie goes to the even code. */
 __device__ inline unsigned code_of(const coder &c, float y)
 {
     unsigned node = 1;
@@ -153,7 +153,7 @@ __device__ float encode(const coder &c, bool is_signed, const float (&values)[CO
     return none ? 0 : absmax;
 }
 
-/* A block of a tensor, by a warp: 8 elements per lane, in runs of N. WHOLE: all 256 are there. */
+/* A warp steps a block of a tensor: 8 elements per lane, in runs of N. WHOLE: the block has all 256. */
 template <int N, bool WHOLE>
 __device__ void step_block(const constants &c, float scale, const entry &e, const coder *coders,
                            int64_t block)

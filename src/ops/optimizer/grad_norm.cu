@@ -1,12 +1,11 @@
 /* grad_norm.cu - grad_norm. See grad_norm.h.
  *
- *     squares   a block sums the squares of a stretch of 8192 elements in f64 and notes which tensor it was of
- *     finish    one block adds the stretches in a fixed order: norm, factor, the first tensor to blame
- *     clip      with max_norm: multiplies in place, unless the factor that it finds in memory is 1; or the factor is
- *               left to adamw
+ *     squares   a block sums the squares of a span of 8192 elements in f64, and stores the sum with the tensor's index
+ *     finish    one block adds the sums in a fixed order: norm, clipping factor, first non-finite tensor
+ *     clip      with max_norm: multiplies in place if the factor is not 1; or adamw applies the factor
  *
- * The host never sees the norm. Bound by memory: one read, and with clipping one more and a write.
- * Scratch: 16 bytes per stretch. */
+ * The host does not wait for the norm. Bytes: one read; clipping reads and writes once more. Limit: memory bandwidth.
+ * Scratch: 16 bytes per span. */
 #include "ops/optimizer/tensors.cuh"
 
 extern "C" {
@@ -42,7 +41,7 @@ struct common {
 using small = tensor_list<entry, SMALL, common>;
 using many = tensor_list<entry, MANY, common>;
 
-/* Elements [begin, end) of a tensor, of which those before `whole` can be read in runs. */
+/* Elements [begin, end) of a tensor. Those before `whole` can be read in runs. */
 struct span {
     int64_t begin, whole, end;
 };

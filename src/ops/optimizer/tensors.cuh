@@ -1,8 +1,8 @@
-/* tensors.cuh - one launch for a list of tensors, whose descriptions travel in the kernel's parameters.
- * Internal to the CUDA kernels.
+/* tensors.cuh - one launch for a list of tensors, passed by value in the kernel's parameters. Internal to the
+ * CUDA kernels.
  *
- * The tensors are cut into stretches of equal length, one per block; a block finds its tensor by
- * bisection. Parameters hold 32 KB; more tensors take more launches, and a short list is a short launch. */
+ * The tensors are divided into spans of equal length, one per block. A block finds its tensor by bisection.
+ * Parameters have at most 32 KB: more tensors take more launches. */
 #ifndef NBL_CUDA_TENSORS_CUH
 #define NBL_CUDA_TENSORS_CUH
 
@@ -11,7 +11,7 @@
 namespace nbl_cuda
 {
 
-/* ENTRY has `n`, the number of elements, and `first`, its first stretch in this launch. */
+/* ENTRY has `n`, the number of elements, and `first`, its first span in this launch. */
 template <typename ENTRY, int MAX, typename COMMON> struct tensor_list {
     enum { CAPACITY = MAX };
     COMMON common;
@@ -19,7 +19,7 @@ template <typename ENTRY, int MAX, typename COMMON> struct tensor_list {
     ENTRY at[MAX];
 };
 
-/* The last entry that begins at or before this stretch: never an empty one. */
+/* The entry of a span: the last one that begins at or before it. */
 template <typename LIST> __device__ inline int entry_of(const LIST &list, unsigned span)
 {
     int low = 0, high = list.count;
@@ -31,8 +31,7 @@ template <typename LIST> __device__ inline int entry_of(const LIST &list, unsign
     return low;
 }
 
-/* Calls launch(list, stretches) for as many lists as `count` tensors take. make(i) gives the entry of
- * tensor i. */
+/* Calls launch(list, spans) for as many lists as `count` tensors need. make(i) returns the entry of tensor i. */
 template <typename LIST, typename COMMON, typename MAKE, typename LAUNCH>
 static inline void for_lists(int64_t count, int64_t span, COMMON common, MAKE make, LAUNCH launch)
 {

@@ -1,15 +1,14 @@
 /* cublaslt.c - dense products by cuBLASLt. See cublaslt.h.
  *
- * The library is loaded when a device is opened, never linked: a build works on machines without it. Row-major
- * products become its column-major ones by exchanging the operands, cᵀ = bᵀ·aᵀ, which moves no data.
+ * The library is loaded with dlopen when a device is opened: a build also works on machines without it. A row-major
+ * product becomes a column-major one by exchanging the operands, cᵀ = bᵀ·aᵀ. No data is moved.
  *
- * For each kind of product (sizes, strides, dtypes, alignment, whether c is read) the descriptors and the algorithm are
- * made once and kept in a table; a call that finds them there is one launch. The algorithm is the first that the
- * library's heuristic names, or one of its first few by a rule: not the fastest of some trial runs, because then the
- * bits of a result would depend on how long those took. Split sums are allowed only by way of the workspace, in a fixed
- * order.
+ * Descriptors and the algorithm are made once for each kind of product (sizes, strides, dtypes, alignment, whether c is
+ * read) and kept in a table. Later calls are one launch. The algorithm is the first that the library's heuristic names,
+ * or one of its first few by a rule. It is never the fastest of trial runs: the bits of a result would then depend on
+ * timing. Split-k sums are allowed only through the workspace, in a fixed order.
  *
- * Making descriptors and asking the heuristic is work of the host alone, so that a capture may do both. */
+ * Descriptors and the heuristic are host work, so both may happen during a capture. */
 #include "ops/gemm/cuda/cublaslt.h"
 
 #ifdef NIBBLE_CUDA_BUILT
@@ -19,7 +18,7 @@
 
 #include "ops/gemm/cuda/gemm_i8.h"
 
-/* What tells one kind of product from another. All bytes count: it is zeroed first. */
+/* The kind of a product: the key of the table. It is compared byte by byte, so it is zeroed first. */
 typedef struct key {
     int64_t m, n, k, lda, ldb, ldc, batch, a_stride, b_stride, c_stride;
     int32_t dtype, c_dtype;
@@ -31,7 +30,7 @@ typedef struct plan {
     key key;
     bool taken;
     cublasLtMatmulDescOpaque_t product;
-    cublasLtMatrixLayoutOpaque_t a, b, c; /* in the library's order: a is our b */
+    cublasLtMatrixLayoutOpaque_t a, b, c; /* in the library's order: its a is our b */
     cublasLtMatmulAlgo_t algorithm;
 } plan;
 
@@ -39,14 +38,14 @@ enum { CANDIDATES = 4, WIDE_ROWS = 1024, MIN_WIDE = 512 };
 enum {
     PLANS = 1024,
     PLANS_USED = 768
-}; /* the table, and how far it is filled: then products are planned each time */
+}; /* size of the table, and its fill limit: beyond it, products are planned at each call */
 
 struct nbl__blas {
     void *library;
     cublasLtHandle_t handle;
     plan *plans; /* [PLANS], open addressing */
     int used;
-    /* its functions; the types are those of the header */
+    /* functions of the library, with the types of cublasLt.h */
     cublasStatus_t (*create)(cublasLtHandle_t *);
     cublasStatus_t (*destroy)(cublasLtHandle_t);
     cublasStatus_t (*matmul)(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *,
@@ -167,9 +166,8 @@ static cudaDataType_t type_of(int32_t dtype)
     }
 }
 
-/* The power of two up to 64 that divides the address and, of a batch, the distance to the next. Plans place values and
- * scratch at multiples of 64: beyond that, the choice of an algorithm, and with it the bits of a result, would depend
- * on the plan. */
+/* The largest power of two up to 64 that divides the address and, for a batch, its stride in bytes. Plans align values
+ * and scratch to 64. Larger alignments depend on the plan, and the algorithm (and the bits of a result) must not. */
 static uint16_t alignment_of(const void *data, int64_t batch, int64_t stride, int32_t dtype)
 {
     uint64_t bits = (uint64_t)(uintptr_t)data | 64;
@@ -183,7 +181,7 @@ static uint16_t alignment_of(const void *data, int64_t batch, int64_t stride, in
         if (status_ != CUBLAS_STATUS_SUCCESS) return status_;                                                \
     } while (0)
 
-/* A matrix of `rows` rows of `columns`, as we store it: the library sees its transpose. */
+/* Layout of our row-major matrix [rows, columns]. The library sees its transpose. */
 static cublasStatus_t make_layout(const struct nbl__blas *blas, cublasLtMatrixLayout_t layout, int32_t dtype,
                                   int64_t rows, int64_t columns, int64_t ld, int64_t batch, int64_t stride)
 {
@@ -195,11 +193,11 @@ static cublasStatus_t make_layout(const struct nbl__blas *blas, cublasLtMatrixLa
     return blas->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride);
 }
 
-/* Among the algorithms that the heuristic names, best first: the one to use.
+/* Index of the algorithm to use among those that the heuristic names, best first.
  *
- * A product whose result is f32 of 2-byte operands and much larger than they are (the logits of a head) is bound by
- * writing it as much as by its sums: on an H200, with 1024 rows, tiles of 128 x 256 make 128256 words from 4096, 2048 and
- * 1024 columns 4, 10 and 10 % faster than those of 320 x 128 that come first. */
+ * Logits: f32 results of 2-byte operands, much larger than the operands. Writing them takes as long as the sums. On an
+ * H200, with 1024 rows and a vocabulary of 128256, tiles of 128 x 256 are 4, 10 and 10 % faster for k = 4096, 2048 and
+ * 1024 than the tiles of 320 x 128 that the heuristic names first. */
 static int preferred(const struct nbl__blas *blas, const key *k, const cublasLtMatmulHeuristicResult_t *found,
                      int count)
 {
@@ -275,7 +273,7 @@ static uint64_t hash_of(const key *k)
     return hash ^ hash >> 32;
 }
 
-/* The plan of this kind of product: from the table, put there, or, when that is full, made in *once. */
+/* Finds the plan of a kind of product in the table, or makes it: in the table, or in *once if the table is full. */
 static cublasStatus_t find_plan(struct nbl__blas *blas, size_t workspace, const key *k, plan *once,
                                 plan **result)
 {
@@ -312,7 +310,7 @@ static nbl_status multiply(const nbl__call *call, const key *k, const void *a, c
 
 /* ---- products ---- */
 
-/* A sum of nothing. */
+/* k is 0: c becomes 0, or stays as it is. */
 static nbl_status multiply_nothing(const nbl__call *call, const nbl__gemm *g, const key *k)
 {
     if (g->beta == 1) return NBL_OK;
@@ -362,7 +360,7 @@ nbl_status nbl__cuda_gemm_i8(const nbl__call *call, int64_t m, int64_t n, int64_
     it.b_align = alignment_of(b, 1, 0, it.dtype);
     it.c_align = alignment_of(c, 1, 0, it.c_dtype);
     if (m == 0 || n == 0) return NBL_OK;
-    /* What the library's integer products do not take: rows that are no whole words. */
+    /* The library's integer products need rows that are multiples of 4 bytes. */
     if (k % 4 != 0 || n % 4 != 0 || it.a_align < 4 || it.b_align < 4 || call->cuda->blas == NULL)
         return nbl__cuda_gemm_i8_plain(call, m, n, k, a, b, c);
     return multiply(call, &it, a, b, c, &one, &zero);

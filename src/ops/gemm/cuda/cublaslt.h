@@ -1,10 +1,10 @@
-/* cublaslt.h - dense products on the device by cuBLASLt, which is loaded when a device is opened.
+/* cublaslt.h - dense matrix products by cuBLASLt. The library is loaded when a device is opened.
  *
  *     c[m, n] = alpha · a[m, k] · b[k, n] + beta · c
  *
- * Row-major, with leading dimensions. `a_transposed`: a is stored as [k, m]; `b_transposed`: b is stored as [n, k], as weights are.
- * Sums are f32. The algorithm is chosen once per shape and remembered; only those whose result does not depend on
- * timing are considered. Enqueues on the device's stream; can be captured. */
+ * Matrices are row-major, with leading dimensions. `a_transposed`: a is stored as [k, m]. `b_transposed`: b is stored
+ * as [n, k], the layout of weights. Sums are f32. The algorithm is chosen once per shape and kept; only algorithms with
+ * deterministic results are allowed. Enqueues on the device's stream; can be captured. */
 #ifndef NBL_CUDA_BLAS_H
 #define NBL_CUDA_BLAS_H
 
@@ -29,9 +29,9 @@ nbl_status nbl__cuda_gemm(const nbl__call *call, const nbl__gemm *gemm);
 nbl_status nbl__cuda_gemm_i8(const nbl__call *call, int64_t m, int64_t n, int64_t k, const int8_t *a,
                              const int8_t *b, int32_t *c);
 
-/* Is the library there? */
+/* True if the library can be loaded. */
 bool nbl__blas_found(void);
-/* Loads the library and makes a handle; without the library *blas is NULL and that is no failure. */
+/* Loads the library and creates a handle. If there is no library, *blas is NULL and the status is NBL_OK. */
 nbl_status nbl__blas_open(nbl__cuda *cuda, struct nbl__blas **blas);
 void nbl__blas_close(nbl__cuda *cuda, struct nbl__blas *blas);
 

@@ -1,5 +1,5 @@
-/* gemm_i8.cu - see gemm_i8.h. Tiles of 16 by 16 results; exact, so the order of the sums does not matter. Not fast: it
- * is for odd sizes only. */
+/* gemm_i8.cu - see gemm_i8.h. A block computes 16 by 16 results from tiles in shared memory. Integer sums are exact in
+ * any order. Slow: it serves only sizes and alignments that cuBLASLt refuses. */
 #include "ops/common/kernel.cuh"
 
 extern "C" {

@@ -1,4 +1,4 @@
-/* gemm_i8.h - products of 8-bit integers of any size and alignment; cublaslt.h uses it where its library cannot. */
+/* gemm_i8.h - i32 = i8 · i8ᵀ for any size and alignment. cublaslt.c calls it where cuBLASLt cannot. */
 #ifndef NBL_CUDA_GEMM_I8_H
 #define NBL_CUDA_GEMM_I8_H
 

@@ -1,4 +1,5 @@
-/* gemm_lowrank_sm90.cu - see gemm_lowrank_sm90.h: how a sweep is shared out among blocks, and the addition of what they have in common. */
+/* gemm_lowrank_sm90.cu - host code of gemm_lowrank_sm90.h: divides the work among blocks. And `gather`, which adds the
+ * partial sums of the blocks. */
 #include "ops/gemm/cuda/gemm_lowrank_sm90_kernel.cuh"
 #include "ops/gemm/cuda/tensor_map.cuh"
 
@@ -7,11 +8,11 @@ using namespace nbl_lowrank;
 namespace
 {
 
-/* ---- what blocks have in common ---- */
+/* ---- adding partial sums ---- */
 
 struct addition { /* of lines of `wide` values */
     const float *from;
-    int64_t lines, apart; /* apart: elements from one summand to the next */
+    int64_t lines, apart; /* apart: stride from one summand to the next, in elements */
     int32_t summands, first, rank;
     float scale;
     float *gradient; /* or NULL, and: */
@@ -24,8 +25,8 @@ struct gather_job {
     addition list[2 * NBL_GEMM_LOWRANK_PARTS];
     int wide;
 };
-/* A block has 64 lines; where that makes few blocks, 16, and four threads share the summands of a value, so that more of them
- * are under way at once. Their sums are added up in the threads' order. */
+/* A block has 64 lines. Few blocks would leave memory idle: then a block has 16 lines, and 4 threads (SHARERS) share the
+ * summands of a value. Their sums are added in the order of the threads. */
 constexpr int GATHER_THREADS = 256, GATHER_LINES = 64, GATHER_WIDE = 49, GATHER_MANY = 256;
 
 template <int SHARERS>
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(GATHER_THREADS)
     }
 }
 
-/* ---- the host's part ---- */
+/* ---- host ---- */
 
 int64_t whole(int64_t size, int64_t part)
 {
@@ -92,7 +93,7 @@ struct plan {
     size_t scratch;          /* of these rows or fewer */
 };
 
-/* With so many columns for a block. */
+/* The plan with `pairs` pairs of boxes per block. */
 plan plan_with(const nbl__cuda *cuda, const nbl__gemm_lowrank *s, int64_t rows, int64_t pairs)
 {
     plan p = {};
@@ -111,8 +112,8 @@ plan plan_with(const nbl__cuda *cuda, const nbl__gemm_lowrank *s, int64_t rows, 
     return p;
 }
 
-/* As many columns for a block as let a sweep over many rows move the fewest bytes, with all multiprocessors busy: not by the
- * rows at hand, so that fewer never need more scratch. */
+/* Chooses the columns per block that minimise the bytes moved for MANY rows, with all multiprocessors busy. The choice
+ * does not depend on the actual rows: fewer rows must never need more scratch. */
 plan plan_of(const nbl__cuda *cuda, const nbl__gemm_lowrank *s)
 {
     constexpr int64_t MANY = 8192;

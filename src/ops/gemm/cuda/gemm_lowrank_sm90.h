@@ -1,10 +1,13 @@
-/* gemm_lowrank_sm90.h - on a Hopper: all that the few ranks of adapters want of long matrices in one pass over each of them.
+/* gemm_lowrank_sm90.h - the low-rank products of LoRA's backward pass, for compute capability 9.0: both products of a
+ * long matrix z in one read of it.
  *
- *     to[., first_i + r] = scale_i·Σ_c z_i[., c]·a_i[r, c]             z_i is [rows, columns_i], a_i [wide, columns_i]
- *     gradient[c, r] (+)= Σ over rows of z_i[., c]·v[., first + r]
+ *     to[i, first + r]     = scale·Σ_c z[i, c]·a[r, c]             z is [rows, columns], a [wide, columns]
+ *     gradient[c, r]    (+)= Σ_i z[i, c]·v[i, first + r]
  *
- * The first may be left out. bf16, sums in f32 in a fixed order; wide is 16 or 32, or 48 without the first. Bound by
- * reading z. Pointers are aligned to 16 bytes, columns and leading dimensions are multiples of 8: ask nbl__gemm_lowrank_can. */
+ * With z = dy, a = Bᵀ and v = t these are u = s·dy·B and dB = dyᵀ·t. With z = x and v = u the second one is dAᵀ. The first
+ * product is optional. Several z (parts) go in one launch. bf16, f32 sums in a fixed order. wide is 16 or 32, or 48
+ * without the first product. Bound by reading z. Pointers are aligned to 16 bytes; columns and leading dimensions are
+ * multiples of 8: ask nbl__gemm_lowrank_can. */
 #ifndef NBL_CUDA_GEMM_LOWRANK_H
 #define NBL_CUDA_GEMM_LOWRANK_H
 
@@ -17,11 +20,12 @@ typedef struct nbl__gemm_lowrank_part {
     int64_t columns;
     const void *a; /* dense */
     float scale;
-    int64_t first;   /* its columns of `to` */
-    int64_t v_first; /* and of v */
+    int64_t first;   /* its first column of `to` */
+    int64_t v_first; /* its first column of v */
 } nbl__gemm_lowrank_part;
 
-/* Some of the sums over rows: `rank` of them from v_first + `first` on, as [columns, rank] or, turned, [rank, columns]. */
+/* A gradient: the columns v_first + `first` … of v, `rank` of them. Stored as [columns, rank], or transposed as [rank,
+ * columns]. */
 typedef struct nbl__gemm_lowrank_gradient {
     int part;
     int64_t first, rank;
@@ -34,14 +38,14 @@ typedef struct nbl__gemm_lowrank {
     int count, gradient_count;
     nbl__gemm_lowrank_part parts[NBL_GEMM_LOWRANK_PARTS];
     nbl__gemm_lowrank_gradient gradients[NBL_GEMM_LOWRANK_PARTS];
-    void *to; /* NULL: not wanted */
+    void *to; /* NULL: no first product */
     int64_t to_ld;
     const void *v; /* [rows, .] */
     int64_t v_ld;
 } nbl__gemm_lowrank;
 
 bool nbl__gemm_lowrank_can(const nbl__cuda *cuda, const nbl__gemm_lowrank *s);
-/* Bytes, by rows, wide and the parts' columns alone. */
+/* Bytes of scratch. Depends only on rows, wide and the parts' columns. */
 size_t nbl__gemm_lowrank_scratch(const nbl__cuda *cuda, const nbl__gemm_lowrank *s);
 nbl_status nbl__gemm_lowrank_run(const nbl__call *call, const nbl__gemm_lowrank *s, void *scratch);
 

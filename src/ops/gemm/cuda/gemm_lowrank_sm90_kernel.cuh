@@ -1,10 +1,16 @@
-/* gemm_lowrank_sm90_kernel.cuh - the kernel of gemm_lowrank_sm90.h. Internal to lowrank_sm90.cu.
+/* gemm_lowrank_sm90_kernel.cuh - the kernel of gemm_lowrank_sm90.h. Internal to gemm_lowrank_sm90.cu.
  *
- * A block has a share of the rows and some columns of one part, in boxes of 64 rows by 64 columns that the copy engine
- * brings through a ring; a stage is two boxes beside each other, one for each of two warpgroups. As a box lies there, both
- * products take it: rows as they are times a's columns, which stay in shared memory, and, turned, times v's. The
- * projections of 64 rows are complete for the block's columns after each line of boxes; the sums over rows stay in
- * registers until the end. What blocks have in common is added up by a second kernel: a few per cent of what was read. */
+ *     a block: a share of the rows and some columns of one part; a's columns stay in shared memory
+ *         for lines of 64 rows                                     v of the line: ring of V_STAGES
+ *             for pairs of boxes of 64 columns                     z: ring of STAGES, filled by TMA
+ *                 each of 2 warpgroups, on its box of the pair
+ *                     projected[64, wide] += box · aᵀ              wgmma
+ *                     outer[64 columns, wide] += boxᵀ · v          wgmma, the same bytes read transposed
+ *             projected → global                                   partial: of this block's columns
+ *     outer → global                                               partial: of this block's rows
+ *
+ * A second kernel (gather in gemm_lowrank_sm90.cu) adds the partial sums of the blocks, in a fixed order. They are a few
+ * per cent of the bytes of z. Limit: memory bandwidth of z. */
 #ifndef NBL_CUDA_GEMM_LOWRANK_KERNEL_CUH
 #define NBL_CUDA_GEMM_LOWRANK_KERNEL_CUH
 
@@ -52,7 +58,7 @@ template <int WIDE, int PAIRS, bool PROJECTS> struct room {
 #define D8(i)                                                                                                \
     "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), "+f"(d[(i) + 5]),    \
         "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
-/* d[64, WIDE] (+)= a·b over 16; TURNED: both lie by the rows that are summed over. */
+/* d[64, WIDE] (+)= a·b over 16 values. TRANSPOSED: the rows of both operands are summed over. */
 template <bool TRANSPOSED> __device__ inline void multiply_add(float (&d)[8], uint64_t a, uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
@@ -80,7 +86,7 @@ template <bool TRANSPOSED> __device__ inline void multiply_add(float (&d)[24], u
 }
 #undef D8
 
-/* Where the block is. */
+/* The block's part, columns and rows. */
 struct block_layout {
     int part, box, pairs; /* its first box of the part, and stages of a line */
     int line, end;
@@ -130,8 +136,8 @@ __device__ inline void workers_sync()
     asm volatile("bar.sync 3, 256;" ::: "memory");
 }
 
-/* The projections of a line of boxes: those of the second warpgroup come to the first through shared memory. Of 64 rows a
- * thread has row lane / 4 of its warp's 16 and the one 8 below, and of every 8 columns the two from lane % 4 · 2. */
+/* Stores the projections of a line of boxes. The second warpgroup's sums are added to the first's through shared memory.
+ * The layout of the accumulators is that of gemm_sm90_kernel.cuh. */
 template <int WIDE>
 __device__ inline void put_projections(const lowrank_job &p, int line, int group, uint32_t shared,
                                        const float (&d)[WIDE / 2])
@@ -166,7 +172,7 @@ __device__ inline void multiply_boxes(const lowrank_job &p, const block_layout &
                                       uint32_t barriers, int group)
 {
     using at = room<WIDE, PAIRS, PROJECTS>;
-    constexpr int STEP_TRANSPOSED = 16 * LINE / 16; /* in a descriptor, 16 rows further */
+    constexpr int STEP_TRANSPOSED = 16 * LINE / 16; /* added to a descriptor for 16 more rows */
     float outer[PAIRS][WIDE / 2];
     uint32_t parity = 0, turn = 0, of_v = barriers + (2 * STAGES + 1) * 8;
     int stage = 0, lane = threadIdx.x % 32;

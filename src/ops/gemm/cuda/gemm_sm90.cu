@@ -1,5 +1,5 @@
-/* gemm_sm90.cu - see gemm_sm90.h: what a product asks for, as the kernel of sm90_kernel.cuh takes it. The work of the
- * host is to describe every matrix to the copy engine, about a microsecond each; nothing of it depends on the stream. */
+/* gemm_sm90.cu - host code of gemm_sm90.h: checks a product, chooses a variant of the kernel (gemm_sm90_kernel.cuh) and
+ * encodes a tensor map for every matrix, about a microsecond each. Nothing here depends on the stream. */
 #include "ops/gemm/cuda/gemm_sm90_kernel.cuh"
 
 #include "ops/gemm/cuda/tensor_map.cuh"
@@ -16,7 +16,7 @@ struct variant {
     const char *name;
     int width; /* columns of a tile */
     int cluster;
-    double cost; /* of a tile, beside one of 256 columns */
+    double cost; /* time of a tile, relative to one of 256 columns; measured */
     cudaError_t (*launch)(const cudaLaunchConfig_t *config, const nbl__gemm_sm90 *product, const job *p);
     size_t bytes;
 };
@@ -52,7 +52,7 @@ template <int BN, int STAGES, int CLUSTER> constexpr variant make(const char *na
 {
     return {name, BN, CLUSTER, cost, launch<BN, STAGES, 2, CLUSTER>, layout<BN, STAGES, 2>::BYTES};
 }
-/* Four stages of 48 KiB or six of 32. A cluster of one is for a last row of tiles that has no other. */
+/* Four stages of 48 KiB or six of 32 KiB. Clusters of one are for results with an odd number of tile rows. */
 const variant variants[] = {make<256, 4, 2>("256x2", 1.0), make<128, 6, 2>("128x2", 0.52),
                             make<256, 4, 1>("256x1", 1.01), make<128, 6, 1>("128x1", 0.53)};
 constexpr int VARIANTS = sizeof variants / sizeof *variants;
@@ -70,19 +70,19 @@ nbl__gemm_sm90_part part_of(const nbl__gemm_sm90 *p, int i)
 {
     return p->part_count > 0 ? p->parts[i] : nbl__gemm_sm90_part{p->c, p->n, p->count};
 }
-/* Units of a part beside each other. */
+/* Columns of units of a part. */
 int64_t units_right(const nbl__gemm_sm90 *p, const variant *v, int part)
 {
     return whole(part_of(p, part).n, p->gated ? v->width / 2 : v->width);
 }
 
-/* Are there tiles of this width for it? */
+/* True if this variant's tile width supports the product. */
 bool has_tiles(const nbl__gemm_sm90 *p, const variant *v)
 {
     return v->width == 256 || (!p->gated && !p->exponentials.spans);
 }
 
-/* The quickest, by how often every multiprocessor gets a tile. */
+/* The variant with the smallest estimated time: rounds of tiles per multiprocessor times the cost of a tile. */
 const variant *choose(const nbl__gemm_sm90 *p, int multiprocessors)
 {
     if (p->variant > 0 && p->variant <= VARIANTS && has_tiles(p, &variants[p->variant - 1]))
@@ -101,7 +101,7 @@ const variant *choose(const nbl__gemm_sm90 *p, int multiprocessors)
     return best;
 }
 
-/* The next source of the last part, which is n columns wide. */
+/* Adds a source to the last part, whose result has n columns. */
 bool describe_source(encoder encode, job *job, const nbl__gemm_sm90 *p, int64_t n, const nbl__gemm_sm90_source *s,
                      int half_rows)
 {
@@ -114,7 +114,7 @@ bool describe_source(encoder encode, job *job, const nbl__gemm_sm90 *p, int64_t 
     for (int half = 0; half < 2; half++) {
         const void *b = half && p->gated ? s->b2 : s->b;
         job->has_b[i][half] = b != NULL;
-        if (b == NULL) b = s->b ? s->b : s->b2; /* a map for what is read outside of it */
+        if (b == NULL) b = s->b ? s->b : s->b2; /* any valid map: the kernel reads zeros outside of it */
         if (half && (!p->gated || !job->has_b[i][1])) {
             job->b[i][1] = job->b[i][0];
             continue;
@@ -171,13 +171,13 @@ extern "C" const char *nbl__gemm_sm90_variant(int variant)
     return variant >= 1 && variant <= VARIANTS ? variants[variant - 1].name : NULL;
 }
 
-/* NULL, or what is wrong with a part whose sources begin at `first`. */
+/* NULL, or the reason why a part cannot be taken. Its sources begin at `first`. */
 static const char *part_can(const nbl__gemm_sm90 *p, const nbl__gemm_sm90_part *part, int first, int64_t ldc)
 {
     constexpr int64_t MAX = 1 << 30;
     if (part->count < 1 || first + part->count > NBL_GEMM_SM90_SOURCES) return "needs one to eight sources";
     if (p->m >= MAX || part->n >= MAX) return "too large";
-    if (part->n % 8 != 0) return "needs columns by the eight"; /* the copy engine writes whole 16 bytes */
+    if (part->n % 8 != 0) return "needs columns by the eight"; /* TMA stores multiples of 16 bytes */
     int64_t sum = 0;
     for (int i = first; i < first + part->count; i++) {
         const nbl__gemm_sm90_source *s = &p->sources[i];

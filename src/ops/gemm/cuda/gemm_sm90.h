@@ -1,29 +1,26 @@
-/* gemm_sm90.h - our own matrix product for Hopper (compute capability 9.0): several products summed in one K loop.
+/* gemm_sm90.h - matrix product for compute capability 9.0 that sums several products in one K loop.
  *
  *     c[m, n] = Σ_i a_i[m, k_i] · b_i + beta · old
  *
- * All b_i are stored either as [n, k_i] (`b_transposed`, as weights are: y = x·Wᵀ + t·Bᵀ) or as [k_i, n] (the same weights
- * seen from behind: dx = dy·W + u·A); nothing is transposed in memory. A library's product does one source per pass, so
- * that every adapter and every further gradient costs a reading and a writing of c and one more rounding; here a source
- * of rank r costs its arithmetic (r in steps of 16), and c is rounded once. Sums are f32, in the order of the sources
- * and of k: the same bits each time.
+ * All b_i are stored as [n, k_i] (`b_transposed`, the layout of weights: y = x·Wᵀ + t·Bᵀ), or all as [k_i, n] (the same
+ * weights in backward: dx = dy·W + u·A). Nothing is transposed in memory. A library's GEMM takes one source per pass:
+ * every adapter and every further gradient reads and writes c once more, and rounds it once more. Here a source of rank
+ * r costs its arithmetic (r in steps of 16), and c is rounded once. Sums are f32, in the order of the sources and of k:
+ * the same bits each time.
  *
- *     gated:  c = act(Σ a_i · b_i) · (Σ a_i · b2_i),   both sums kept in gate and up where those are given
+ * Variants of the result:
  *
- *     in parts:  results of their own columns, sources and memory, which share their rows, in one go
+ *     gated:         c = act(Σ a_i · b_i) · (Σ a_i · b2_i). gate and up get the two sums, if they are not NULL. A
+ *                    source that adds to one sum only has b or b2 NULL; it costs as much as with both.
+ *     parts:         up to NBL_GEMM_SM90_PARTS results with the same rows, each with its own columns and sources
+ *     exponentials:  c = 2^(log2 e · Σ a_i · b_i - power), with a power per row. `spans` gets the sum of c before
+ *                    rounding over each NBL_GEMM_SM90_SPAN columns: a softmax that does not read its rows again. A
+ *                    span whose sum would reach 2^60 gets its own power, chosen so that its largest element is
+ *                    about 1.
  *
- *     exponentials:  c = 2^(log2 e · Σ a_i · b_i - power),   power being the row's, and of every span of
- *                    NBL_GEMM_SM90_SPAN columns the sum of c before rounding: a softmax whose rows are not read again.
- *                    Where that sum would reach 2^60 the span has a power of its own, so that its largest element is
- *                    about 1
- *
- * The two sums of an element are in one thread's registers; b and b2 may be NULL in a source that adds to one of them
- * only (it costs as much as if it were there).
- *
- * Row-major, with leading dimensions. Any m and k, n a multiple of 8; what the copy engine needs is that every pointer
- * is aligned to 16 bytes and every leading dimension is a whole number of 16 bytes: ask nbl__gemm_sm90_can and use cublaslt.h
- * otherwise. Enqueues on the device's stream; can be captured. The memory of results overlaps no input's, save that old
- * may be c. */
+ * Matrices are row-major, with leading dimensions. Any m and k; n is a multiple of 8. TMA needs pointers aligned to 16
+ * bytes and leading dimensions that are multiples of 16 bytes: ask nbl__gemm_sm90_can, and use cublaslt.h otherwise.
+ * Enqueues on the device's stream; can be captured. Results overlap no input, except that old may be c. */
 #ifndef NBL_CUDA_GEMM_SM90_H
 #define NBL_CUDA_GEMM_SM90_H
 
@@ -38,15 +35,15 @@ typedef struct nbl__gemm_sm90_source {
     int64_t lda, ldb;       /* elements from row to row as they are stored (ldb: of b2 too); 0: dense */
 } nbl__gemm_sm90_source;
 
-/* Of results that are exponentials. */
+/* Arguments of the exponentials variant. */
 typedef struct nbl__gemm_sm90_exponentials {
-    const float *powers;   /* [m]: whole numbers */
-    const int32_t *labels; /* [m]: the column whose sum goes to */
-    float *label_sums;     /* [m], which stays as it is where the label is no column */
+    const float *powers;   /* [m]: integers */
+    const int32_t *labels; /* [m]: a column of each row */
+    float *label_sums;     /* [m]: that column's sum; unchanged where the label is no column */
     float *spans; /* [m, n / NBL_GEMM_SM90_SPAN rounded up, 2]: sum and power; NULL: no exponentials */
 } nbl__gemm_sm90_exponentials;
 
-/* Its sources follow those of the part before. */
+/* The sources of a part follow those of the previous part. */
 typedef struct nbl__gemm_sm90_part {
     void *c; /* dense */
     int64_t n;
@@ -63,21 +60,21 @@ typedef struct nbl__gemm_sm90 {
     void *c;
     int64_t ldc;     /* 0: dense; gate and up are dense */
     float beta;      /* not gated */
-    const void *old; /* what beta multiplies, of c_dtype; NULL: c itself */
+    const void *old; /* multiplied by beta; has c_dtype; NULL: c itself */
     int64_t ld_old;  /* 0: dense */
     bool gated;      /* b_transposed only */
     nbl__act act;
     void *gate, *up;                          /* NULL: not kept */
     nbl__gemm_sm90_exponentials exponentials; /* bf16, b_transposed, no beta; c may be NULL: not kept */
-    int part_count; /* 0: one, which n, count, c and ldc above tell; else these are not read. Plain, no beta */
+    int part_count; /* 0: one part, given by n, count, c and ldc above; else those are ignored. Not gated, no beta */
     nbl__gemm_sm90_part parts[NBL_GEMM_SM90_PARTS];
-    int variant; /* 0: chosen by the shape; else which one, from 1, for measurements */
+    int variant; /* 0: chosen by shape; 1 … forces one, for measurements */
 } nbl__gemm_sm90;
 
-/* NULL: yes; else why not. */
+/* NULL if the kernel takes this product, else the reason. */
 const char *nbl__gemm_sm90_can(const nbl__cuda *cuda, const nbl__gemm_sm90 *product);
 nbl_status nbl__gemm_sm90_run(const nbl__call *call, const nbl__gemm_sm90 *product);
-/* Name of a variant, from 1; NULL: there are no more. */
+/* Name of variant 1 …, or NULL beyond the last. */
 const char *nbl__gemm_sm90_variant(int variant);
 
 #endif

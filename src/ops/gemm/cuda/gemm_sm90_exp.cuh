@@ -1,10 +1,13 @@
-/* gemm_sm90_exp.cuh - how a tile ends whose sums are logits; see gemm_sm90.h. Internal to sm90_kernel.cuh.
+/* gemm_sm90_exp.cuh - the end of a tile whose sums are logits: the exponentials variant of gemm_sm90.h. Internal to
+ * gemm_sm90_kernel.cuh.
  *
- * The sums become powers of two relative to their row's, which is what is summed, in f32, and are rounded into c. Where a
- * row's total turns out too large, which should be seldom, its power becomes that of its largest sum, and the warpgroup's
- * half of the tile is made and sent again; who reads the result has to look at the power of each span. Cost: an exponential
- * and three more instructions per sum, during which the tensor cores of the multiprocessor wait: 2 to 4 % of a
- * product over 2048 columns on an H200. */
+ *     v = 2^(log2 e · sum - power[row])     rounded into c
+ *     spans[row, tile] = Σ v, power         f32, before rounding
+ *
+ * If a row's total is LARGEST or more, its power becomes that of the row's largest sum, and the warpgroup computes and
+ * stores its half of the tile again. This should be rare. Readers of c apply the power of each span. Cost: an
+ * exponential and three more instructions per sum, while the tensor cores of the multiprocessor wait: 2 to 4 % of a
+ * product with k = 2048 on an H200. */
 #ifndef NBL_CUDA_GEMM_SM90_EXPONENTIALS_CUH
 #define NBL_CUDA_GEMM_SM90_EXPONENTIALS_CUH
 
@@ -15,7 +18,7 @@ namespace nbl_sm90
 {
 
 constexpr float LOG2_E = 1.4426950408889634f;
-/* A span's sum is below this; products of a row with weights must be finite. */
+/* The limit of a span's sum. Products of c with weights must stay finite. */
 constexpr float LARGEST = 0x1p60f;
 
 struct exponentials {
@@ -24,10 +27,10 @@ struct exponentials {
     float *label_sums;
     float2 *spans; /* sum, power */
     int32_t span_count;
-    bool kept; /* there is a c */
+    bool kept; /* c is not NULL */
 };
 
-/* Of a thread's two rows. */
+/* Power and label of a thread's two rows. */
 struct row_facts {
     float power[2];
     int label[2];
@@ -59,7 +62,7 @@ __device__ inline float power_of_two(float x)
     return y;
 }
 
-/* Over the four lanes that have a row. */
+/* Over the four lanes that share a row. */
 __device__ inline float quad_max(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(nbl_cuda::WARP, x, 1));
@@ -71,7 +74,7 @@ __device__ inline float quad_sum(float x)
     return x + __shfl_xor_sync(nbl_cuda::WARP, x, 2);
 }
 
-/* The sum of the label's column, if this thread has it. */
+/* Stores the sum of the label's column, if this thread has it. */
 template <int BN>
 __device__ inline void keep_label(const exponentials &e, int column, int y, int label, int below,
                                   const float (&sums)[BN / 2])
@@ -85,7 +88,7 @@ __device__ inline void keep_label(const exponentials &e, int column, int y, int 
     e.label_sums[y] = sum;
 }
 
-/* Of rows whose total is too large: the power of the largest. */
+/* Sets the power of rows whose total is too large: that of their largest sum. */
 template <int BN>
 __device__ inline void own_powers(const float (&sums)[BN / 2], const float (&total)[2], float (&power)[2])
 {
@@ -99,14 +102,14 @@ __device__ inline void own_powers(const float (&sums)[BN / 2], const float (&tot
     }
 }
 
-/* The tile at (column, row) of a result [m, n]; `out` is the warpgroup's way_out. */
+/* Stores the tile at (column, row) of a result [m, n]. `out` is the warpgroup's way_out. */
 template <typename T, int BN, typename OUT>
 __device__ inline void send_exponentials(const exponentials &e, const CUtensorMap *c, OUT &out, int column,
                                          int row, int64_t m, int64_t n, const row_facts &f,
                                          float (&sums)[BN / 2])
 {
     int lane = static_cast<int>(threadIdx.x) % 32, y = first_row_of_thread(row);
-    if (column + BN > n) { /* columns that no matrix has count nothing */
+    if (column + BN > n) { /* columns outside the matrix add nothing to the totals */
 #pragma unroll
         for (int i = 0; i < BN / 2; i++)
             if (column + i / 4 * 8 + lane % 4 * 2 + i % 2 >= n) sums[i] = -INFINITY;

@@ -1,21 +1,28 @@
-/* gemm_sm90_kernel.cuh - the kernel of gemm_sm90.h. Internal to sm90_sm90.cu.
+/* gemm_sm90_kernel.cuh - the kernel of gemm_sm90.h. Internal to gemm_sm90.cu.
  *
- * Blocks stay: one per multiprocessor, in clusters of CLUSTER, each cluster takes unit after unit of the result, a unit
- * being CLUSTER tiles of 128 rows below each other and BN columns wide (gated: BN / 2 columns of both sums). A block is
- * three warpgroups:
+ * A persistent kernel: one block per multiprocessor, in clusters of CLUSTER blocks. A unit is CLUSTER tiles of 128 rows
+ * below each other, BN columns wide (gated: BN / 2 columns of both sums).
  *
- *     copier       one thread has the copy engine fill a ring of STAGES stages, 64 values of k each. The rows of a are
- *                  the block's own; of b each block of a cluster fetches its part and sends it to all of them: a tile of
- *                  b crosses the L2 once per cluster
- *     2 counters   64 rows by BN columns each, sums in registers (BN / 2 per thread); the products of one stage run while
- *                  the next are issued. A stage is free when the counters of all blocks of the cluster are done with it
+ *     each cluster: for its units
+ *         for the sources of the part, for k in steps of BK = 64      a ring of STAGES stages in shared memory
+ *             producer    a[128, 64] and b[BN, 64] → stage            TMA
+ *             consumers   2 × sums[64, BN] += a · b of the stage      wgmma, f32 in registers
+ *         consumers       round the sums → box → c                    TMA
  *
- * At the end of a tile the counters round their sums into one of BUFFERS boxes of 64 lines of 128 bytes, which the copy
- * engine takes to c while the copier fetches the next tile's first stages and the counters go on to them.
+ * A block has three warpgroups:
  *
- * Sizes that are no multiple of a tile need no care: the copy engine reads zeros outside of a matrix, and writes nothing
- * there. Units go down 2048 rows before they go to the right, so that those that run at the same time share their rows
- * and columns in the L2. */
+ *     producer      one thread issues all TMA loads. Each block loads its own rows of a. Each block of a cluster loads
+ *                   1 / CLUSTER of the tile of b and multicasts it: a tile of b is read from L2 once per cluster.
+ *     2 consumers   (COUNTERS) 64 rows by BN columns each, BN / 2 sums per thread. The products of one stage run while
+ *                   the next are issued. A stage is free when the consumers of all blocks of the cluster have read it.
+ *
+ * At the end of a tile the consumers round their sums into one of BUFFERS boxes of 64 lines of 128 bytes. TMA stores the
+ * box while the producer already loads the next tile's first stages and the consumers multiply them.
+ *
+ * Sizes that are no multiple of a tile need no special case: TMA reads zeros outside a matrix and writes nothing there.
+ * Units go down 2048 rows before they go right: blocks that run at the same time share rows and columns in L2.
+ *
+ * Bytes: per unit and value of k, (128 · CLUSTER + BN) · 2 from L2. Expected limit for long k: the tensor cores. */
 #ifndef NBL_CUDA_GEMM_SM90_KERNEL_CUH
 #define NBL_CUDA_GEMM_SM90_KERNEL_CUH
 
@@ -35,20 +42,20 @@ constexpr int BM = 128, BK = 64, LINE = 128, BOX_LINES = 64, BOX = LINE * BOX_LI
 constexpr int COUNTERS = 2, THREADS = 128 * (1 + COUNTERS);
 constexpr int NOWHERE = 1 << 30; /* a column that no matrix has */
 
-/* What a tile's sums become. */
+/* How a tile ends. */
 enum ending { ENDS_PLAIN, ENDS_GATED, ENDS_EXPONENTIAL };
 
-/* Everything a launch needs, by value. */
+/* The kernel's argument, passed by value. */
 struct job {
     CUtensorMap a[NBL_GEMM_SM90_SOURCES],
         b[NBL_GEMM_SM90_SOURCES][2]; /* b: of the left and the right half of a tile */
     CUtensorMap c[NBL_GEMM_SM90_PARTS], gate, up;
     int32_t steps[NBL_GEMM_SM90_SOURCES + 1]; /* of BK values of k */
-    int32_t tail[NBL_GEMM_SM90_SOURCES];      /* how many times 16 of them the last step has */
+    int32_t tail[NBL_GEMM_SM90_SOURCES];      /* values of k in the last step, divided by 16 */
     bool has_b[NBL_GEMM_SM90_SOURCES][2], keeps_gate, keeps_up, wide; /* wide: c (gated: gate and up) is f32 */
     int32_t parts, first_source[NBL_GEMM_SM90_PARTS + 1], all_steps[NBL_GEMM_SM90_PARTS]; /* of each part */
     int32_t
-        first_right[NBL_GEMM_SM90_PARTS + 1]; /* the part's first unit to the right; then how many there are */
+        first_right[NBL_GEMM_SM90_PARTS + 1]; /* the part's first column of units; the last entry is their number */
     int32_t units_down, group;
     int32_t act;
     float beta;
@@ -60,7 +67,7 @@ struct job {
 template <int BN, int STAGES, int BUFFERS> struct layout {
     static constexpr int A = BM * LINE, B = BN * LINE, STAGE = A + B;
     static constexpr int BOXES = STAGES * STAGE, BARRIERS = BOXES + COUNTERS * BUFFERS * BOX;
-    static constexpr int BYTES = BARRIERS + 2 * STAGES * 8 + 1024; /* and to begin at a multiple of 1024 */
+    static constexpr int BYTES = BARRIERS + 2 * STAGES * 8 + 1024; /* 1024: the start is rounded up to that */
 };
 
 struct unit_position {
@@ -81,7 +88,7 @@ template <int BN, int CLUSTER, bool GATED> __device__ inline unit_position posit
     return {(first + at % rows) * CLUSTER * BM, (right - p.first_right[part]) * (GATED ? BN / 2 : BN), part};
 }
 
-/* ---- the copier ---- */
+/* ---- the producer ---- */
 
 template <int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, bool GATED>
 __device__ inline void copy_tiles(const job &p, uint32_t ring, uint32_t barriers, int rank)
@@ -116,7 +123,7 @@ __device__ inline void copy_tiles(const job &p, uint32_t ring, uint32_t barriers
     }
 }
 
-/* ---- the counters' results ---- */
+/* ---- results of the consumers ---- */
 
 __device__ inline uint32_t two_of(float a, float b, __half)
 {
@@ -129,10 +136,10 @@ __device__ inline uint32_t two_of(float a, float b, __nv_bfloat16)
     return *reinterpret_cast<uint32_t *>(&both);
 }
 
-/* Of a warpgroup's 64 rows a thread has row lane / 4 of its warp's 16 and the one 8 below, and of every 8 columns the two
- * from lane % 4 · 2: v[4·j + 2·below + right]. */
+/* Layout of a warpgroup's 64 rows: a thread has rows lane / 4 and lane / 4 + 8 of its warp's 16, and of every 8 columns
+ * the two from lane % 4 · 2 on. The element is v[4·j + 2·below + right], with j the group of 8 columns. */
 
-/* 64 columns, as 16 bits, into a box. */
+/* Writes 64 columns of 16 bits into a box. */
 template <typename T> __device__ inline void fill_box(uint32_t box, const float (&v)[32])
 {
     int lane = threadIdx.x % 32, line = threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -145,7 +152,7 @@ template <typename T> __device__ inline void fill_box(uint32_t box, const float 
                      : "memory");
     }
 }
-/* 32 of the 64 columns, as f32. */
+/* Writes 32 of the 64 columns as f32 into a box. */
 template <int FIRST> __device__ inline void fill_box_f32(uint32_t box, const float (&v)[32])
 {
     int lane = threadIdx.x % 32, line = threadIdx.x / 32 % 4 * 16 + lane / 4, pair = lane % 4;
@@ -157,10 +164,10 @@ template <int FIRST> __device__ inline void fill_box_f32(uint32_t box, const flo
         }
 }
 
-/* A warpgroup's way out: boxes that take turns. */
+/* The boxes through which a warpgroup stores its results, used in turn. */
 template <int BUFFERS> struct way_out {
     uint32_t boxes;
-    int next, number; /* number: of the warpgroup's barrier */
+    int next, number; /* number: the warpgroup's named barrier */
     bool leads;
 
     template <typename F> __device__ inline void send(const CUtensorMap *map, int column, int row, F fill)
@@ -187,7 +194,7 @@ template <int BUFFERS> struct way_out {
     }
 };
 
-/* The old values of 64 columns, two to a word, for the thread that has their sums; n is a multiple of 8. */
+/* Loads `old` for this thread's elements of 64 columns, two to a word. n is a multiple of 8. */
 __device__ inline void load_old(const job &p, int column, int row, uint32_t (&old)[16])
 {
     int lane = threadIdx.x % 32;
@@ -224,7 +231,7 @@ __device__ inline void add_old_f32(const job &p, int column, int row, float (&v)
     }
 }
 
-/* By the hardware's exponential, good to a few units of f32's last place: the result has 16 bits. */
+/* Uses the hardware's exponential. Its error is a few f32 ulp; the result is rounded to 16 bits. */
 __device__ inline float activation(int act, float x)
 {
     if (act == NBL_ACT_GELU) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
@@ -257,23 +264,23 @@ __device__ inline void send_tile(const job &p, way_out<BUFFERS> &out, int part, 
             if (p.beta != 0 && !p.wide) {
                 add_old<T>(p.beta, old, v);
                 if (x + 64 < COLUMNS)
-                    load_old(p, column + x + 64, row, old); /* on their way while these go */
+                    load_old(p, column + x + 64, row, old); /* in flight while these are stored */
             }
             out.template send_64<T>(&p.c[part], p.wide, column + x, row, v);
         }
     }
 }
 
-/* ---- the counters ---- */
+/* ---- the consumers ---- */
 
 template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, ending END>
 __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barriers, int rank, int counter)
 {
     using at = layout<BN, STAGES, BUFFERS>;
     constexpr bool GATED = END == ENDS_GATED;
-    constexpr int STEP_B = (STRAIGHT ? 16 * LINE : 32) / 16; /* in a descriptor, 16 values of k further */
+    constexpr int STEP_B = (STRAIGHT ? 16 * LINE : 32) / 16; /* added to a descriptor for 16 more values of k */
     uint32_t lane = threadIdx.x % 32, parity = 0;
-    /* Lane i tells block i of the cluster that this warp is done with a stage. */
+    /* Lane i tells block i of the cluster that this warp has read a stage. */
     uint32_t empty = cluster_map_address(barriers + STAGES * 8, lane < CLUSTER ? lane : 0);
     int stage = 0, units = unit_count(p);
     way_out<BUFFERS> out = {ring + at::BOXES + counter * BUFFERS * BOX, 0, 1 + counter,
@@ -297,7 +304,7 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
                 for (int i = 0; i < BK / 16; i++)
                     multiply_add<T, BN, STRAIGHT>(sums, da + 2 * i, db + STEP_B * i, step + i);
                 wgmma_commit();
-            } else { /* each its own group: the compiler wants one in every path */
+            } else { /* one commit group each: the compiler wants a commit in every path */
 #pragma unroll 1
                 for (int i = 0; i < pieces; i++) {
                     wgmma_fence();
@@ -334,9 +341,9 @@ __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ j
     int rank = CLUSTER == 1 ? 0 : static_cast<int>(cluster_rank());
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
-            mbarrier_init(barriers + i * 8, 1); /* full: the copier's, and the bytes */
+            mbarrier_init(barriers + i * 8, 1); /* full: the producer's arrival, and the bytes */
             mbarrier_init(barriers + (STAGES + i) * 8,
-                         COUNTERS * 4 * CLUSTER); /* empty: every counter's warps */
+                         COUNTERS * 4 * CLUSTER); /* empty: all warps of all consumers */
         }
         mbarrier_init_fence();
     }
@@ -352,10 +359,10 @@ __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ j
     } else {
         setmaxnreg_inc<232>();
         int counter = __shfl_sync(nbl_cuda::WARP, static_cast<int>(threadIdx.x) / 128 - 1,
-                                  0); /* the same in a warp, and known to be */
+                                  0); /* so that the compiler knows it to be uniform in a warp */
         count_tiles<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, END>(p, ring, barriers, rank, counter);
     }
-    if (CLUSTER > 1) cluster_sync(); /* no block goes while another may write to it */
+    if (CLUSTER > 1) cluster_sync(); /* no block ends while another may write to its memory */
 }
 
 } // namespace nbl_sm90

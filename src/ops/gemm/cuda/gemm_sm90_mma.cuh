@@ -1,4 +1,4 @@
-/* gemm_sm90_mma.cuh - products of a warpgroup, 64 rows by 128 or 256 columns by 16, both operands in shared memory.
+/* gemm_sm90_mma.cuh - wgmma of 64 rows by 128 or 256 columns by k = 16, both operands in shared memory.
  * Internal to the CUDA kernels for compute capability 9.0. */
 #ifndef NBL_CUDA_GEMM_SM90_MMA_CUH
 #define NBL_CUDA_GEMM_SM90_MMA_CUH
@@ -11,16 +11,15 @@
 namespace nbl_sm90
 {
 
-/* How a tile lies in shared memory, in lines of 128 bytes whose 16-byte pieces are permuted by the line's number
- * modulo 8, as the copy engine writes them:
- *     rows of 64 values of k, one line each: K-major;
- *     straight: rows of 64 values of n, one line each, 64 of k below each other, then the next 64 of n. */
+/* Layout of a tile in shared memory: lines of 128 bytes with the 128-byte swizzle, as TMA writes them.
+ *     K-major:    a line is 64 values of k; one line per row
+ *     STRAIGHT:   a line is 64 values of n; 64 lines, one per value of k, then the next 64 values of n */
 template <bool STRAIGHT> __device__ inline uint64_t descriptor_of(uint32_t address)
 {
     return wgmma_descriptor(address, STRAIGHT ? 8192 : 16);
 }
 
-/* d[64, N] (+)= a[64, 16]·b[16, N] of a warpgroup; `add` 0: d is not read. */
+/* d[64, N] (+)= a[64, 16]·b[16, N] by a warpgroup. If `add` is 0, d is not read. */
 #define D8(i)                                                                                                \
     "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), "+f"(d[(i) + 5]),    \
         "+f"(d[(i) + 6]), "+f"(d[(i) + 7])

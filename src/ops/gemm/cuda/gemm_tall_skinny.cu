@@ -1,8 +1,13 @@
 /* gemm_tall_skinny.cu - see gemm_tall_skinny.h. Tensor cores by mma.m16n8k16, f32 sums.
  *
- * project: a block has 64 rows (16 where there are few) and all columns; its warps take columns in turn, 32 at a time,
- * straight from memory into fragments, 16 bytes per thread: which column stands for which k of the instruction does
- * not matter as long as both operands agree. The warps' sums are added up at the end, in their order. */
+ * project:
+ *     a block: 16 · M rows (M = 1, 2 or 4, by the number of rows) and all columns
+ *         each warp: every 8th chunk of 32 columns     x and a from memory to fragments, 16 bytes per thread
+ *             sums[16 · M, wide] += x · aᵀ
+ *     the sums of the 8 warps are added through shared memory, in the order of the warps
+ *
+ * A thread's 8 columns stand for any 8 values of k of the instruction: both operands use the same order. Reads x once
+ * and a once per block (from L2). Limit: memory bandwidth of x. */
 #include "ops/common/kernel.cuh"
 
 extern "C" {
@@ -26,7 +31,7 @@ __device__ inline void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* Eight values that are aligned to 16 bytes, or only to one of them. */
+/* Loads eight values, aligned to 16 bytes or only to 2. */
 __device__ inline uint4 eight(const __nv_bfloat16 *from, bool aligned)
 {
     if (aligned) return *reinterpret_cast<const uint4 *>(from);
@@ -40,7 +45,7 @@ __device__ inline uint4 eight(const __nv_bfloat16 *from, bool aligned)
 /* ---- project ---- */
 
 template <int M> struct rows_part {
-    uint4 upper[M], lower[M]; /* of rows g and g + 8 of each 16 */
+    uint4 upper[M], lower[M]; /* rows g and g + 8 of each 16 */
 };
 
 template <bool ALIGNED, int M>

@@ -1,9 +1,10 @@
-/* gemm_tall_skinny.h - products of bf16 with one short side, a few ranks of adapters: bound by reading the long operand once.
+/* gemm_tall_skinny.h - bf16 products with one short side: the projections of LoRA adapters.
  *
- *     project   to[., r] = scale·Σ_c x[., c]·a[r, c]                 x is [rows, columns], a [wide, columns]
+ *     project   to[i, r] = scale·Σ_c x[i, c]·a[r, c]                 x is [rows, columns], a [wide, columns]
  *
- * wide is a multiple of 16 up to NBL_TALL_SKINNY_MAX, columns a multiple of 8. Sums are f32 in a fixed order. x may be aligned
- * to its elements only (slower); everything else must be aligned to 16 bytes, with rows that are multiples of 8. */
+ * Bound by reading the long operand x once. wide is a multiple of 16 up to NBL_TALL_SKINNY_MAX, columns a multiple of 8.
+ * Sums are f32 in a fixed order. x may be aligned to its elements only (slower). All other pointers are aligned to 16
+ * bytes, and rows are multiples of 8 elements. */
 #ifndef NBL_CUDA_GEMM_TALL_SKINNY_H
 #define NBL_CUDA_GEMM_TALL_SKINNY_H
 
@@ -16,13 +17,13 @@ typedef struct nbl__project {
     const void *x, *a; /* dense */
     int wide;
     float scales[NBL_TALL_SKINNY_MAX / 8]; /* of each 8 results */
-    uint64_t ones;                         /* results with this bit are 1 instead */
+    uint64_t ones;                         /* bit r: result r is 1 instead */
     void *to;
     int64_t to_ld;
 } nbl__project;
 nbl_status nbl__cuda_project(const nbl__call *call, const nbl__project *p);
 
-/* Rows of one f32 matrix, each group of them to its own place. */
+/* Copies groups of rows of one f32 matrix to an address each, or adds them there. */
 typedef struct nbl__scatter_part {
     float *to;
     int64_t first, count;

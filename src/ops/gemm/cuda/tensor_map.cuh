@@ -1,4 +1,4 @@
-/* tensor_map.cuh - matrices as the copy engine of Hopper is told of them. Internal to the files *_sm90.cu. */
+/* tensor_map.cuh - encodes tensor maps: the description of a matrix that TMA needs. Internal to the files *_sm90.cu. */
 #ifndef NBL_CUDA_TENSOR_MAP_CUH
 #define NBL_CUDA_TENSOR_MAP_CUH
 
@@ -12,7 +12,7 @@ namespace nbl_sm90
 
 using map_encoder = PFN_cuTensorMapEncodeTiled_v12000;
 
-/* The driver's function, which is kept in `cuda`; NULL: it has none. */
+/* cuTensorMapEncodeTiled of the driver, cached in `cuda`; NULL if the driver is too old. */
 inline map_encoder find_encoder(nbl__cuda *cuda)
 {
     if (cuda->tensor_map_encode == NULL) {
@@ -31,7 +31,7 @@ inline size_t size_of(nbl_dtype dtype)
     return dtype == NBL_DTYPE_F32 ? 4 : 2;
 }
 
-/* Boxes of `rows` lines of 128 bytes of a matrix [height, width]. */
+/* Encodes a matrix [height, width], read in boxes of `rows` lines of 128 bytes with the 128-byte swizzle. */
 inline bool describe(map_encoder encode, CUtensorMap *map, nbl_dtype dtype, const void *data, int64_t height,
                      int64_t width, int64_t ld, int rows)
 {

@@ -1,10 +1,9 @@
-/* wgmma.cuh - products of a warpgroup, 64 rows by 64 or 128 columns by 16: right operand in shared memory, left operand
- * there or in registers. Internal to attention's kernels for compute capability 9.0.
+/* wgmma.cuh - wgmma of 64 rows by 64 or 128 columns by k = 16. The right operand is in shared memory, the left one there
+ * or in registers. Internal to attention's kernels for compute capability 9.0.
  *
- * A tile in shared memory is as attention_tiles.cuh says. Accumulators are float d[N / 8][4] in each lane:
- * warp w of the warpgroup has the rows 16w … 16w + 15, laid out as mma.m16n8 does. Between an instruction
- * and the wait for it nothing may touch its registers: `wgmma_settle` after the wait keeps the compiler from
- * reading them early. */
+ * attention_tiles.cuh has the layout of a tile in shared memory. Accumulators are float d[N / 8][4] in each lane: warp w
+ * of the warpgroup has rows 16w … 16w + 15, in the layout of mma.m16n8. No code may touch the registers of a wgmma
+ * before the wait for it. `wgmma_settle` after the wait keeps the compiler from reading them earlier. */
 #ifndef NBL_CUDA_WGMMA_CUH
 #define NBL_CUDA_WGMMA_CUH
 
@@ -16,7 +15,7 @@ namespace nbl_cuda
 
 using nbl_sm90::wgmma_descriptor;
 
-/* The warpgroup of this thread in its block; the compiler knows that it is the same for the whole warp. */
+/* Index of this thread's warpgroup in its block. The shuffle tells the compiler that it is uniform in a warp. */
 __device__ inline int group_of_warps()
 {
     return __shfl_sync(WARP, static_cast<int>(threadIdx.x / 128), 0);
@@ -34,8 +33,8 @@ __device__ inline int group_of_warps()
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
     "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-/* d = A · Bᵀ, or with ADD d += A · Bᵀ, both from shared memory. Without ADD d is not read, and the compiler
- * must know: until then its registers are free. */
+/* d = A · Bᵀ, or with ADD d += A · Bᵀ, both from shared memory. Without ADD d is an output only ("=f"), so its registers
+ * are free before. */
 #define NBL_SHARED(columns, kind, operands, how, d32, add)                                    \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." kind "." kind " {"    \
                  operands ", " add ", 1, 1, 0, 0;" : d32(how, d, 0) : "l"(a), "l"(b))
@@ -82,7 +81,7 @@ template <typename T, int A_ROWS, int WIDE, int N>
 __device__ inline void multiply_tiles(float (&d)[N][4], uint32_t a, uint32_t b)
 {
     uint64_t left = wgmma_descriptor(a, 16),
-             right = wgmma_descriptor(b, 16); /* a step adds to the address alone: it never carries */
+             right = wgmma_descriptor(b, 16); /* steps add to the address field, which never overflows */
     multiply_shared<T, false>(d, left, right);
 #pragma unroll
     for (int k = 1; k < WIDE / 16; k++)
@@ -99,8 +98,7 @@ __device__ inline void multiply_scores(float (&d)[N][4], const uint32_t (&scores
     for (int k = 0; k < K; k++) multiply_registers<T>(d, scores[k], right + k * 2048 / 16);
 }
 
-/* The first place of dynamic shared memory at which a tile may start; TILE_ALIGNMENT more bytes than needed
- * must be there. */
+/* The first address of dynamic shared memory at which a tile may start. The launch asks for TILE_ALIGNMENT more bytes. */
 constexpr int TILE_ALIGNMENT = 1024;
 __device__ inline char *aligned(char *shared)
 {

@@ -1,19 +1,23 @@
-/* gemv.cu - see gemv.h.
+/* gemv.cu - see gemv_cuda.h.
  *
- * At 3.5 TB/s of 4-bit codes a multiprocessor of an H200 must take 27 elements per cycle: four instructions each at the
- * very most, and one lookup in shared memory per element would be too many. Hence, for f16 and bf16:
+ * At 3.5 TB/s of 4-bit codes, a multiprocessor of an H200 must process 27 elements per cycle. That leaves at most four
+ * instructions per element. One shared memory lookup per element is too slow. Therefore, for f16 and bf16:
  *
- *   ring     codes and scales come through shared memory, copied ahead of use (gemv_ring.cuh)
- *   table    a byte of codes looks up both its values at once: 256 pairs, each 32 times, so that a lane finds its own
- *            copy in its own bank: 32 KB, no conflicts, and one instruction makes the address
- *   product  mma.m16n8k16: 16 rows of W times up to 8 rows of x, which cost the same as one. Which 16 columns go
- *            together is free as long as W and x agree: a lane takes 16 neighbouring codes (8 bytes), four lanes a
- *            granule of 64 columns of one row, which lies in one block
+ *   ring     codes and scales are copied to shared memory ahead of use (gemv_ring.cuh)
+ *   table    a byte of codes looks up both its values at once. The table has 256 pairs, each 32 times: a lane reads its own
+ *            copy in its own bank. 32 KB, no bank conflicts, one instruction per address
+ *   product  mma.m16n8k16: 16 rows of W times up to 8 rows of x. One row of x costs as much as 8. W and x may permute k in
+ *            the same way: a lane takes 16 consecutive codes (8 bytes), four lanes take a granule of 64 columns of one
+ *            row, which lies in one block
  *   scale    f32, on the sum over a granule: one fma per 16 elements
  *
- * The eight warps of a block share 16 rows of W and divide the columns; their sums are added in the order of the warps.
- * f32 takes the same way with fma in place of the tensor cores: two to five instructions per element and row of x. Shapes
- * without granules use a warp per few rows. */
+ *     a block: for its tiles of 16 rows of W        the 8 warps divide the columns
+ *         each warp: for its steps of 256 columns (int8: 128)
+ *             sums[16, 8] += scale · (table[codes] · xᵀ)
+ *         y = Σ sums of the warps, in their order
+ *
+ * Reads W once. Limit: memory bandwidth. f32 uses fma instead of the tensor cores: two to five instructions per element
+ * and row of x. Shapes without granules use a kernel with a warp per few rows. */
 #include "ops/gemv/cuda/gemv_f32.cuh"
 #include "ops/gemv/cuda/gemv_ring.cuh"
 
@@ -40,7 +44,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     if constexpr (!in::INT8) {
         uint32_t both = pair_of<T>(p.table[threadIdx.x >> 4], table_entry(p, lane));
 #pragma unroll
-        for (int i = 0; i < 8; i++) /* lanes begin at different banks */
+        for (int i = 0; i < 8; i++) /* lanes start at different banks */
             *reinterpret_cast<uint4 *>(shared + threadIdx.x * in::ROW +
                                        (i + lane) % 8 * 16) = make_uint4(both, both, both, both);
         if (KIND == SCALES_NESTED)
@@ -48,8 +52,8 @@ __global__ void __launch_bounds__(THREADS, 2)
         __syncthreads();
     }
 
-    /* Lanes for rows of x past the last have any values: they give sums that nobody looks at. */
-    uint4 values[in::GRANULES][2] = {}; /* of x, 16 per granule */
+    /* Lanes for rows of x past the last load row 0. Their sums are not stored. */
+    uint4 values[in::GRANULES][2] = {}; /* x: 16 per granule */
     const T *my_x = x + static_cast<int64_t>(g < m ? g : 0) * columns + 16 * t;
     uint8_t *my_codes = shared + in::CODES + (warp * DEPTH * TILE + g) * in::ROW;
     uint8_t *my_scales = shared + in::SCALES + warp * DEPTH * 4 * in::ROW;
@@ -58,7 +62,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         float sums[4] = {};
         uint32_t granule = granule_of(tile, g, columns) + t;
         for (int s = first_step; s < end_step; s++) {
-            __syncwarp(); /* all have read the slot that is filled now */
+            __syncwarp(); /* all lanes have read the slot that is filled next */
             ahead.load(p, lane);
             int column = s * in::COLUMNS;
             scale_maker<KIND, WHOLE> maker;
@@ -84,7 +88,7 @@ __global__ void __launch_bounds__(THREADS, 2)
             }
             wait_for_copies<DEPTH - 1>();
             __syncwarp();
-            float4 scales[2]; /* of rows g and g + 8, by granule */
+            float4 scales[2]; /* rows g and g + 8, by granule */
             if constexpr (!in::INT8) {
                 uint8_t *lines = my_scales + slot * 4 * in::ROW;
                 maker.make(p, shared, lines, granule + s * in::GRANULES, lane);
@@ -144,7 +148,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                 }
             }
         }
-        /* The sums of the warps, in their order. The other half may still be read by who is late. */
+        /* Adds the sums of the warps, in their order. Late warps may still read the other half (parity). */
         float *all = reinterpret_cast<float *>(shared + in::ALL_SUMS) + parity * SUMS;
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -161,7 +165,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-/* The kernel for T, for how many rows of x at a time, and how many of its blocks a multiprocessor holds. */
+/* The kernel for T. *rows_of_x: rows of x per launch; *blocks: blocks per multiprocessor. */
 template <typename T, scale_kind KIND>
 auto kernel_for(int m, [[maybe_unused]] bool whole, int *rows_of_x, int *blocks)
 {
@@ -195,7 +199,7 @@ void launch_ring(const packed &p, int64_t rows, int m, const T *x, T *y, cudaStr
 
 /* ---- shapes without granules, and f32 ---- */
 
-/* Eight values of x to f32. */
+/* Loads eight values of x as f32. */
 template <typename T> __device__ inline void eight_of(const T *from, float *values)
 {
     T raw[8];
@@ -207,7 +211,7 @@ template <typename T> __device__ inline void eight_of(const T *from, float *valu
     for (int k = 0; k < 8; k++) values[k] = widen(raw[k]);
 }
 
-/* A warp makes ROWS rows of W times M >= m rows of x. `by_words`: eight codes and eight values of x can be loaded at
+/* A warp multiplies ROWS rows of W with M >= m rows of x. `by_words`: eight codes and eight values of x are loaded at
  * once. */
 template <typename T, bool INT8, int M, int ROWS>
 __global__ void __launch_bounds__(THREADS)
@@ -345,7 +349,7 @@ extern "C" nbl_status nbl__cuda_gemv(nbl_context *ctx, const nbl_weight *weight,
     if (m == 1 && nbl__cuda_gemv_one_takes(&one)) return nbl__cuda_gemv_one(ctx, &one, stream);
     packed p = packed_of(weight);
     cudaStream_t on = static_cast<cudaStream_t>(stream);
-    if (n == 0 || p.columns == 0) { /* sums of nothing: +0 in every dtype */
+    if (n == 0 || p.columns == 0) { /* empty sums: +0 in every dtype */
         cudaMemsetAsync(y, 0, static_cast<size_t>(m * rows) * nbl__size_of(dtype), on);
         return launched(ctx, call);
     }

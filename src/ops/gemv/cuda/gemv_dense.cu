@@ -1,7 +1,11 @@
-/* gemv_dense.cu - one row of x times a dense weight in the same dtype: see gemv.h.
+/* gemv_dense.cu - one row of x times a dense weight in the same dtype: see gemv_cuda.h.
  *
- * A warp makes two rows of y at a time; a lane has 16 bytes of every 512 of each row, and AT_ONCE of these are under way
- * before the first is used. x waits in shared memory. Blocks stay for many rows. Limit: memory. */
+ *     a block (persistent): x → shared memory
+ *         each warp: two rows of W at a time
+ *             each lane: 16 of every 512 bytes of both rows; AT_ONCE loads per row in flight
+ *             y[2] = sums over the lanes + bias
+ *
+ * Reads W once. Limit: memory bandwidth. */
 #include "ops/common/dependent_launch.cuh"
 #include "ops/common/load.cuh"
 
@@ -29,10 +33,10 @@ struct dense_job {
     const void *w, *x, *bias;
     void *y;
     int64_t rows;
-    int packs, bias_dtype; /* packs: 16 bytes of a row */
+    int packs, bias_dtype; /* packs: 16-byte groups in a row */
 };
 
-/* AT_ONCE pieces of two rows, from piece `first` of the row on; those behind its end are zeros. */
+/* AT_ONCE groups of 16 bytes of two rows, from group `first` on, 32 apart. Groups behind the row's end are zeros. */
 struct dense_pieces {
     uint4 at[PAIR][AT_ONCE];
     __device__ void load(const uint4 *row, const uint4 *next, int first, int packs)

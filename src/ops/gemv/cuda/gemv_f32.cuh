@@ -1,5 +1,5 @@
-/* gemv_f32.cuh - the product of gemv.cu in f32: a lane has 8 neighbouring columns (int8: 4) of all 16 rows of a tile, and
- * adds up with fma. The weights come as gemv_ring.cuh says. Bound by lookups for one row of x, by arithmetic for four.
+/* gemv_f32.cuh - the product of gemv.cu in f32. A lane has 8 consecutive columns (int8: 4) of all 16 rows of a tile, and
+ * sums with fma. gemv_ring.cuh loads the weights. Bound by table lookups for one row of x, by arithmetic for four.
  * Internal to the CUDA kernels. */
 #ifndef NBL_CUDA_GEMV_F32_CUH
 #define NBL_CUDA_GEMV_F32_CUH
@@ -9,13 +9,13 @@
 namespace nbl_cuda
 {
 
-/* Both values of a byte of codes: an entry has 16 copies, for the lanes that are served together. */
+/* Both values of a byte of codes. An entry of the table has 16 copies: lanes of a half warp use different banks. */
 __device__ inline float2 look_up_f32(const uint8_t *table, uint32_t word, int byte, uint32_t mine)
 {
     return *reinterpret_cast<const float2 *>(table + __byte_perm(word, mine, 0x5504u | byte << 4));
 }
 
-/* Sums of 2 · HALF values over the lanes: each half of them keeps half of the values. */
+/* Sums 2 · HALF values over the lanes. In each step, each half of the lanes keeps half of the values. */
 template <int HALF> __device__ inline float sum_of_rows(float (&values)[TILE], int lane)
 {
     bool upper = lane & 2 * HALF;
@@ -28,7 +28,7 @@ template <int HALF> __device__ inline float sum_of_rows(float (&values)[TILE], i
     else return __fadd_rn(values[0], __shfl_xor_sync(ALL, values[0], 1));
 }
 
-/* The M rows of x from blockIdx.y · M on. */
+/* Computes the M rows of x from blockIdx.y · M on. */
 template <scale_kind KIND, int M>
 __global__ void __launch_bounds__(THREADS,
                                   M > 2 ? 1 : 2) /* 64 sums and 32 values of x need their registers */
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(THREADS,
         float sums[M][TILE] = {};
         uint32_t granule = granule_of(tile, lane / 4, columns) + lane % 4;
         for (int s = first_step; s < end_step; s++) {
-            __syncwarp(); /* all have read the slot that is filled now */
+            __syncwarp(); /* all lanes have read the slot that is filled next */
             ahead.load(p, lane);
             int column = s * in::COLUMNS + lane * EACH;
             scale_maker<KIND, false> maker;

@@ -1,6 +1,11 @@
-/* gemv_ring.cuh - how the products of gemv.cu get their weights: blocks stay for many tiles of 16 rows, their eight warps
- * divide the columns, and each warp copies its codes and scales to a ring in shared memory, some steps of 16 rows x 128
- * bytes ahead. 64 KB of a multiprocessor are under way at any time; no register waits for memory. Internal to the CUDA kernels. */
+/* gemv_ring.cuh - loads codes and scales for the products of gemv.cu. Internal to the CUDA kernels.
+ *
+ *     a block (persistent): for its tiles of 16 rows of W
+ *         each of 8 warps: its eighth of the columns, in steps of 16 rows x 128 bytes of codes
+ *             cp.async: codes and scales of step s + DEPTH - 1 → a ring of DEPTH slots in shared memory
+ *             product of step s
+ *
+ * 64 KB per multiprocessor are in flight at any time. No register waits for memory. */
 #ifndef NBL_CUDA_GEMV_RING_CUH
 #define NBL_CUDA_GEMV_RING_CUH
 
@@ -12,7 +17,7 @@ namespace nbl_cuda
 
 enum { THREADS = 256, WARPS = THREADS / 32, GRANULE = 64, MAX_M = NBL__CUDA_GEMV_ROWS };
 
-/* Copies to shared memory that somebody waits for later. */
+/* Asynchronous copies to shared memory. wait_for_copies waits for them. */
 __device__ inline void copy_16_later(void *to_shared, const void *from)
 {
     uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(to_shared));
@@ -48,15 +53,17 @@ __device__ inline void multiply(float *sums, const uint32_t *a, uint32_t b0, uin
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Two values of T, of the byte number `byte` of `word`; `mine` is the lane's place in an entry of the table. */
+/* The two values (of T) of byte `byte` of `word`. `mine` is the lane's offset in an entry of the table. */
 __device__ inline uint32_t look_up(const uint8_t *table, uint32_t word, int byte, uint32_t mine)
 {
     return *reinterpret_cast<const uint32_t *>(table + __byte_perm(word, mine, 0x5504u | byte << 4));
 }
 
-/* Shared memory of a block. Lines of 128 bytes: for 4-bit weights every second one, of the first 512, is an entry of
- * the table, and after those they are the scales of the steps; between them lie the rows of codes. So an entry is found
- * by its byte alone, shifted by 8. */
+/* Layout of a block's shared memory, in lines of 128 bytes. For 4-bit weights:
+ *
+ *     even lines 0 … 510     the 256 entries of the table: an entry's address is its byte shifted left by 8
+ *     even lines behind      scales of the steps
+ *     odd lines              rows of codes */
 enum { DEPTH = 3, TILE = 16, LINE = 128, SLOTS = WARPS * DEPTH, SUMS = WARPS * TILE * MAX_M };
 template <scale_kind KIND> struct layout {
     static constexpr bool INT8 = KIND == SCALES_ROWS;
@@ -65,29 +72,29 @@ template <scale_kind KIND> struct layout {
         CODES = INT8 ? 0 : LINE,
         SCALES =
             256 * 2 *
-            LINE, /* four lines of a slot: flat ones, 16 to a line; or codes, and two of what they mean */
+            LINE, /* four lines per slot. Flat: 16 scales a line. Nested: two lines of codes, two of scales */
         MADE = KIND == SCALES_NESTED ? 2 * ROW : 0, /* from there to the scales that products use */
         TABLE = SLOTS * TILE * ROW,                 /* of nested scales */
         ALL_SUMS = TABLE + (KIND == SCALES_NESTED ? 1024 : 0),
         BYTES = ALL_SUMS + 2 * SUMS * 4,
-        COLUMNS = INT8 ? LINE : 2 * LINE, /* of a step */
+        COLUMNS = INT8 ? LINE : 2 * LINE, /* per step */
         GRANULES = COLUMNS / GRANULE
     };
     static_assert(INT8 || 256 + SLOTS * 4 <= SLOTS * TILE, "the scales fit between the rows");
 };
 
-/* The number of the first granule of row g of a tile, in the whole matrix: 2^32 of them are 2^38 elements. */
+/* Index, in the whole matrix, of the first granule of row g of a tile. 2^32 granules are 2^38 elements. */
 __device__ inline uint32_t granule_of(int tile, int g, int columns)
 {
     return (static_cast<uint32_t>(tile) * TILE + g) * static_cast<uint32_t>(columns / GRANULE);
 }
 
-/* A warp's loads, DEPTH - 1 steps ahead of its products. Lane 8r + i copies piece i of the rows r, r + 4, r + 8 and
- * r + 12 of codes; pieces are exchanged so that lanes that read together find them in different banks. Lanes i and
- * 16 + i copy the scales of row i. What lies outside the matrix is not copied: it meets zeros, or nobody looks.
+/* A warp's loads, DEPTH - 1 steps ahead of its products. Lane 8r + i copies 16-byte piece i of the codes of rows r, r + 4,
+ * r + 8 and r + 12. Pieces are swizzled: lanes that read together use different banks. Lanes i and 16 + i copy the scales
+ * of row i. Nothing outside the matrix is copied: those values are multiplied with zeros, or their sums are not stored.
  *
- * WHOLE: no tile and no step reaches outside the matrix, and the four scales of a row and step lie in one aligned word of
- * codes, or of floats: true for every usual shape with blocks of 64. */
+ * WHOLE: no tile and no step reaches outside the matrix, and the four scales of a row and step are one aligned word of
+ * codes, or one aligned float4. True for all usual shapes with blocks of 64. */
 template <scale_kind KIND, bool WHOLE> struct loader {
     typedef layout<KIND> in;
     const uint8_t *source;
@@ -108,7 +115,7 @@ template <scale_kind KIND, bool WHOLE> struct loader {
         steps = step_count;
         stride = tile_stride * TILE;
         rows_left = steps > 0 ? rows - first_tile * TILE : 0;
-        /* in columns of the piece, or of the granule: they are cut at the same place */
+        /* counted in columns of the piece and of the granule: both end at the same column */
         columns_left = first_columns_left = columns - first_step * in::COLUMNS;
         source = p.codes + (static_cast<int64_t>(first_tile) * TILE + r) * row_bytes + first_step * LINE +
                  piece * 16;
@@ -125,7 +132,7 @@ template <scale_kind KIND, bool WHOLE> struct loader {
                                 p.block_shift);
     }
 
-    /* Lanes that would copy from the same address cost as many passes: one lane or two fetch for a row. */
+    /* One or two lanes copy the scales of a row: lanes with the same address would be served one after another. */
     __device__ void copy_scales(const packed &p, int lane)
     {
         uint8_t *line = scales_to + slot * 4 * in::ROW;
@@ -134,7 +141,7 @@ template <scale_kind KIND, bool WHOLE> struct loader {
             if (lane >= 16) return;
             if (KIND == SCALES_NESTED) copy_4_later(line + row * 4, p.scale_codes + granule);
             else copy_16_later(line + row / 8 * in::ROW + row % 8 * 16, p.scales + granule);
-        } else if (KIND == SCALES_NESTED) { /* the words with the codes of the step, one or two */
+        } else if (KIND == SCALES_NESTED) { /* the one or two words with the codes of the step */
             uint32_t first = granule >> shift, last = (granule + in::GRANULES - 1) >> shift;
             uint32_t word = (first & ~3u) + lane / 16 * 4;
             uint8_t *target = line + row * 8 + lane / 16 * 4;
@@ -142,7 +149,7 @@ template <scale_kind KIND, bool WHOLE> struct loader {
             if (blocks - word >= 4) copy_4_later(target, p.scale_codes + word);
             else
                 for (uint32_t i = 0; i < blocks - word; i++) target[i] = p.scale_codes[word + i];
-        } else { /* two of the four of the row */
+        } else { /* two of the row's four scales */
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 int at = lane / 16 * 2 + i;
@@ -181,14 +188,15 @@ template <scale_kind KIND, bool WHOLE> struct loader {
     }
 };
 
-/* Nested: the two scales of a step that the lane 4g + t makes, of granule t in rows g and g + 8. Nothing for others. */
+/* Nested scales: lane 4g + t computes two scales of a step, those of granule t in rows g and g + 8. Does nothing for
+ * other kinds. */
 template <scale_kind KIND, bool WHOLE> struct scale_maker {
     typedef layout<KIND> in;
     uint32_t blocks[2];
     float factors[2];
     bool inside[2];
 
-    /* `granule`: that of row g. Loads what is not in the ring: before the wait for it. */
+    /* Loads the factors, which are not in the ring, before the wait for the ring. `granule`: that of row g. */
     __device__ void begin(const packed &p, uint32_t granule, int rows_left, bool in_columns, int lane)
     {
 #pragma unroll
@@ -200,14 +208,14 @@ template <scale_kind KIND, bool WHOLE> struct scale_maker {
         }
     }
 
-    /* From the codes in the slot to where flat scales would be; all lanes of the warp. */
+    /* Computes scales from the codes in the slot and writes them where flat scales would be. All lanes of the warp. */
     __device__ void make(const packed &p, uint8_t *shared, uint8_t *lines, uint32_t granule, int lane)
     {
         const float *table = reinterpret_cast<const float *>(shared + in::TABLE);
 #pragma unroll
         for (int half = 0; KIND == SCALES_NESTED && half < 2; half++) {
             int at = half * 32 + lane;
-            if (!WHOLE) { /* counted from the word that the row's first code is in */
+            if (!WHOLE) { /* relative to the word that has the row's first code */
                 uint32_t first = granule - lane % 4 + half * static_cast<uint32_t>(p.columns / 8);
                 at = (lane / 4 + half * 8) * 8 +
                      static_cast<int>(blocks[half] - (first >> (p.block_shift - 6) & ~3u));

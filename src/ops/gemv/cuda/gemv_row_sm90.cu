@@ -1,28 +1,26 @@
-/* gemv_row_sm90.cu - one row of x times 4-bit weights that share it: see gemv.h.
+/* gemv_row_sm90.cu - one row of x times 4-bit weights that share it: see gemv_cuda.h. Most of the time of generation.
  *
- * What decoding a token does most. Codes come through a ring in shared memory and a table of pairs as in gemv.cu; the
- * differences are what one row of x alone allows, and what a chain of short kernels asks for:
+ * Codes come through a ring in shared memory and a table of pairs, as in gemv.cu. The differences use that x has one row,
+ * and shorten a chain of short kernels:
  *
- *   product  mma.m16n8k16 has 8 columns for x. Four granules of 64 columns each take one of them (and, again, one of
- *            the other four). Codes of granule k are multiplied with all of them, and only column k (or k + 4) is of
- *            use: that costs less than to make the others zero. Lane 4g + t then has the sums of granules 2(t % 2) and
- *            2(t % 2) + 1 of row g, or (t >= 2) of row g + 8: two scales and two fma per 256 columns, and nothing is
- *            exchanged
- *   group    up to four weights in one launch; a tile of 16 rows belongs to one of them. `gated`: a tile is 8 rows of
- *            the first and 8 of the second, and y = act(first)·second
- *   early    the ring is filled before x is there (dependent_launch.cuh). Codes are in registers when the ring's place is filled
- *            again: RING steps of 2 KB are under way for each of 16 warps of a multiprocessor
- *   x        each warp keeps its part in shared memory, up to 8192 columns. Loads of it in every step, beside the
- *            copies of nested scales, which go through the first cache, too, take a tenth of the time of a large weight
- *   norm     x may be what rmsnorm makes of it (and of a residual): every block makes it anew in registers, the first
- *            one writes it down
- *   share    where there are few tiles of many columns, two blocks (a cluster) share a tile
- *   loose    warps do not wait for each other: what each has of a tile goes to one of SUM_SLOTS places, and one of
- *            them, in turns, adds it up a tile later
+ *   product    mma.m16n8k16 has 8 columns for x. Each of four granules of 64 columns takes one of them, and again one of
+ *              the other four. The codes of granule k are multiplied with all 8 columns, and only column k (or k + 4) is
+ *              used: that is cheaper than to zero the others. Lane 4g + t then has the sums of granules 2(t % 2) and
+ *              2(t % 2) + 1 of row g (t < 2) or g + 8 (t >= 2): two scales and two fma per 256 columns, no shuffles
+ *   group      up to four weights in one launch. A tile of 16 rows belongs to one weight. `gated`: a tile is 8 rows of
+ *              the first weight and 8 of the second, and y = act(first)·second
+ *   dependent  the ring is filled before x is there (dependent_launch.cuh). Codes are in registers when their slot is
+ *              filled again: RING steps of 2 KB are in flight for each of 16 warps of a multiprocessor
+ *   x          each warp keeps its part in shared memory, up to 8192 columns. Loading it in every step, through the
+ *              first-level cache like the nested scales, would take a tenth of the time of a large weight
+ *   norm       x may be the result of an rmsnorm (with residual). Every block computes it in registers; block 0 stores it
+ *   share      if there are few tiles with many columns, two blocks (a cluster) share a tile
+ *   loose      warps do not wait for each other. A warp's sums of a tile go to one of SUM_SLOTS slots. The warps take
+ *              turns to add the slots, one tile later
  *
- * Sums are f32 in the order of warps: the same input gives the same bits. Limit: lookups and instructions for large
- * weights, 92 % of a copy's speed with flat scales and 83 % with nested ones; the way through the kernel, 2 µs, for
- * small ones. */
+ * Sums are f32 in the order of the warps: the same input gives the same bits. Limit for large weights: lookups and
+ * instructions, at 92 % of a copy's speed with flat scales and 83 % with nested ones. For small weights: the latency of
+ * the kernel, 2 µs. */
 #include "ops/elementwise/act.cuh"
 #include "ops/gemv/cuda/gemv_row_sm90.cuh"
 
@@ -31,18 +29,19 @@ using namespace nbl_cuda;
 namespace
 {
 
-/* The tables, which need nothing that a kernel has written. `entries`: of nested scales, one of each member. */
+/* Fills the tables. They depend on nothing that a kernel writes. `entries`: one table entry of each weight's nested
+ * scales. */
 template <typename T, bool NESTED>
 __device__ inline void make_tables(const one_job &j, uint8_t *shared, const float *entries)
 {
     typedef one_layout<NESTED> in;
     int lane = threadIdx.x % 32;
-    packed p; /* only its table */
+    packed p; /* only its table is used */
 #pragma unroll
     for (int i = 0; i < 16; i++) p.table[i] = j.table[i];
     uint32_t both = pair_of<T>(j.table[threadIdx.x >> 4], table_entry(p, lane));
 #pragma unroll
-    for (int i = 0; i < 8; i++) /* lanes begin at different banks */
+    for (int i = 0; i < 8; i++) /* lanes start at different banks */
         *reinterpret_cast<uint4 *>(shared + threadIdx.x * in::PITCH +
                                    (i + lane) % 8 * 16) = make_uint4(both, both, both, both);
     if constexpr (NESTED) {
@@ -59,7 +58,8 @@ __device__ inline float with_bias(const one_weight &w, int row, float sum)
     return __fadd_rn(sum, load_one(w.bias, static_cast<nbl_dtype>(w.bias_dtype), row));
 }
 
-/* A warp adds up a tile, in the order of the warps, with what comes after it. Lanes 16 and up have what the others have. */
+/* A warp adds the sums of a tile in the order of the warps, applies bias or activation, and stores y. Lanes 16 … 31
+ * repeat lanes 0 … 15. */
 template <typename T>
 __device__ inline void finish_tile(const one_job &j, const float *all, int workers, int tile, int lane)
 {
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(dependent, const __grid_c
     int first_step = worker * steps / workers, end_step = (worker + 1) * steps / workers;
     int groups = gridDim.x / sharers, first_tile = blockIdx.x / sharers;
     float entries[MAX];
-    if constexpr (NESTED) /* before the ring: else they come after all that it asks for */
+    if constexpr (NESTED) /* loaded before the ring: else these loads would queue behind it */
 #pragma unroll
         for (int i = 0; i < MAX; i++)
             if (i < j.count) entries[i] = __ldg(j.at[i].table + threadIdx.x);
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(dependent, const __grid_c
     if (threadIdx.x < SUM_SLOTS) {
         make_barrier(full + threadIdx.x, WARPS);
         make_barrier(empty + threadIdx.x, 1);
-        if (threadIdx.x == 0) make_barrier(empty + SUM_SLOTS, WARPS); /* of the norm */
+        if (threadIdx.x == 0) make_barrier(empty + SUM_SLOTS, WARPS); /* the norm's */
     }
     __syncthreads();
     if (j.shared_tiles) {
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(dependent, const __grid_c
                                (NESTED ? my_row * 4 + t % 2 * 2 : my_row * 16 + t % 2 * 8);
     float *all_sums = reinterpret_cast<float *>(shared + in::ALL_SUMS);
     constexpr int OF_TILE = SHARERS * int{WARPS} * int{TILE};
-    /* The tile that is number `n` of this block's. Blocks that share tiles have no more than SUM_SLOTS. */
+    /* Finishes the block's tile n. Blocks that share tiles have at most SUM_SLOTS. */
     auto finish = [&](int n) {
         int slot = n % SUM_SLOTS, tile = first_tile + n * groups;
         wait_at(full + slot, static_cast<uint32_t>(n / SUM_SLOTS & 1));
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(dependent, const __grid_c
                 float2 both = *reinterpret_cast<const float2 *>(my_scales + slot * in::SCALE_BYTES);
                 scales[0] = both.x, scales[1] = both.y;
             }
-            __syncwarp(); /* all have read the slot that is filled now */
+            __syncwarp(); /* all lanes have read the slot that is filled next */
             ahead.load(j, groups, lane, slot);
             slot = slot + 1 == RING ? 0 : slot + 1;
             if constexpr (NESTED) {
@@ -274,7 +274,7 @@ static bool norm_fits(const nbl__gemv_one *g)
     for (const void *p : all)
         if (!aligned(p, 16)) return false;
     const void *written[] = {n->y.data, n->residual.data ? n->residual_out.data : NULL};
-    for (const void *p : written) /* other blocks still read what the first one is done with */
+    for (const void *p : written) /* other blocks may still read what block 0 overwrites */
         if (p && (p == n->x.data || p == n->residual.data)) return false;
     return n->dtype == g->dtype && n->y.data == g->x && nbl__tensor_rows(&n->x) == 1 &&
            nbl__last(&n->x) == g->parts[0].weight->shape[1] &&

@@ -1,5 +1,5 @@
-/* gemv_row_sm90.cuh - how the product of gemv_row_sm90.cu gets its operands: the job, its shared memory, a warp's copies of codes
- * and scales, and its part of x. Internal to the CUDA kernels. */
+/* gemv_row_sm90.cuh - the operands of gemv_row_sm90.cu: the kernel's argument, the layout of shared memory, a warp's copies
+ * of codes and scales, and its part of x. Internal to the CUDA kernels. */
 #ifndef NBL_CUDA_GEMV_ONE_CUH
 #define NBL_CUDA_GEMV_ONE_CUH
 
@@ -11,20 +11,20 @@ namespace nbl_cuda
 {
 
 constexpr int RING = 3, MAX = NBL_MAX_GEMV_ONE, STEP_COLUMNS = 256, SHARERS = 2, SUM_SLOTS = 4;
-constexpr int KEPT = 4; /* steps of a warp whose part of x fits shared memory */
+constexpr int KEPT = 4; /* steps of a warp: their x fits in shared memory */
 
 struct one_weight {
     const uint8_t *codes;
-    const uint8_t *scales; /* floats, or nested ones' codes */
+    const uint8_t *scales; /* floats, or codes of nested scales */
     const float *factors, *table;
     const void *bias;
     void *y;
     float offset;
-    int shift, bias_dtype, end_tile; /* end_tile: of the launch */
+    int shift, bias_dtype, end_tile; /* end_tile: first tile of the next weight */
 };
 
 struct one_norm {
-    const void *residual, *w; /* w NULL: there is no norm */
+    const void *residual, *w; /* w NULL: no norm */
     void *sum, *y;
     int w_dtype;
     float eps, offset;
@@ -40,33 +40,35 @@ struct one_job {
     float table[16];
 };
 
-/* Shared memory: 256 entries of the table in the even lines of 128 bytes; in the odd ones two slots of the ring; behind them
- * x in the even lines and the third slot in the odd ones; what belongs to the scales of a slot; tables of nested scales; the
- * sums of the warps. */
+/* Layout of shared memory, in lines of 128 bytes:
+ *
+ *     even lines 0 … 510     the 256 entries of the table        odd lines   two slots of the ring
+ *     even lines behind      x                                   odd lines   the third slot
+ *     then                   scales of the slots; tables of nested scales; sums of the warps; barriers */
 template <bool NESTED> struct one_layout {
     static constexpr int EIGHT = WARPS, ROWS = TILE;
     static constexpr int PITCH = 2 * LINE; /* from one row of codes to the next, and of the table */
     static constexpr int X = 256 * PITCH, SCALES = X + EIGHT * ROWS * PITCH;
     static constexpr int SCALE_BYTES = NESTED ? 2 * ROWS * 4
-                                              : ROWS * 16; /* of a slot: codes and factors, or floats */
+                                              : ROWS * 16; /* per slot: codes and factors, or floats */
     static constexpr int TABLES = SCALES + EIGHT * RING * SCALE_BYTES;
     static constexpr int ALL_SUMS = TABLES + (NESTED ? MAX * 1024 : 0);
     static constexpr int BARRIERS = ALL_SUMS + SUM_SLOTS * SHARERS * EIGHT * ROWS * 4;
-    static constexpr int SQUARES = BARRIERS + (2 * SUM_SLOTS + 1) * 8; /* of the warps' columns */
+    static constexpr int SQUARES = BARRIERS + (2 * SUM_SLOTS + 1) * 8; /* the norm's sums, by warp */
     static constexpr int BYTES = SQUARES + SHARERS * EIGHT * 4;
     static_assert(RING == 3 && KEPT * 4 == ROWS, "the third slot and x share their lines");
     static __device__ uint32_t slot_at(int slot)
     {
         return LINE + slot * (X / 2);
     }
-    /* 8 columns of a granule of a warp's part of x: lanes that read together find them in different banks. */
+    /* Address of 8 columns of a granule of a warp's part of x. Swizzled: lanes that read together use different banks. */
     static __device__ uint8_t *x_at(uint8_t *shared, int warp, int granule, int piece)
     {
         return shared + X + (warp * KEPT * 4 + granule) * PITCH + (piece ^ (granule & 1)) * 16;
     }
 };
 
-/* Where the 8 rows of half a tile are. */
+/* The weight and first row of the 8 rows of half a tile. */
 struct row_layout {
     int member, row;
 };
@@ -80,8 +82,8 @@ __device__ inline row_layout layout_of(const one_job &j, int tile, int half)
     return {member, (tile - first) * TILE + half * 8};
 }
 
-/* A warp's copies. Lane 8r + i has piece i of the rows r, r + 4, r + 8 and r + 12; lane i < 16 the scales of row i, and
- * lane 16 + i, nested, their factor. */
+/* A warp's copies. Lane 8r + i copies 16-byte piece i of rows r, r + 4, r + 8 and r + 12. Lane i < 16 copies the scales of
+ * row i. Lane 16 + i copies the factor of row i's nested scales. */
 template <bool NESTED> struct one_loader {
     typedef one_layout<NESTED> in;
     const uint8_t *source[2], *scales;
@@ -123,7 +125,7 @@ template <bool NESTED> struct one_loader {
         }
     }
 
-    /* Within a member it is as far from every tile to the next. */
+    /* Within a weight, the distance from tile to tile is constant. */
     __device__ void next_tile(const one_job &j, int groups, int lane)
     {
         if (tile + groups >= end_tile) {
@@ -162,9 +164,9 @@ template <bool NESTED> struct one_loader {
 
 /* ---- x ---- */
 
-constexpr int HELD = 2; /* steps of a warp whose part of x a norm has in registers */
+constexpr int HELD = 2; /* steps of a warp: a norm keeps their x in registers */
 
-/* The columns that a lane has of each step, as the norm makes them; all threads of the cluster. */
+/* A lane's columns of each step, as the norm computes them. All threads of the cluster take part. */
 template <typename T> struct one_row {
     uint4 at[HELD][2];
 
@@ -214,7 +216,7 @@ template <typename T> struct one_row {
             squares[worker] = mine;
             if (j.shared_tiles) send_to_rank(squares + worker, barrier, worker < WARPS ? 1 : 0, mine);
             arrive_at(barrier,
-                      j.shared_tiles ? 4 : 0); /* as many bytes come from a warp of the other block */
+                      j.shared_tiles ? 4 : 0); /* bytes that a warp of the other block sends */
         }
         wait_at(barrier, 0);
         float sum = 0;

@@ -1,0 +1,77 @@
+/* cuda_trace.h - a CUDA runtime without a device, which writes down the calls it gets. Internal to tests/cuda_trace.
+ *
+ * The stub takes the place of libcudart_static.a and of cuBLASLt. It presents one device. Kernels and products do
+ * nothing; copies and fills do what they say, in memory of the host. Everything that would reach the device, and
+ * everything that makes or frees an object, is a line of the trace. Addresses and numbers are the same in every run,
+ * so that the traces of two builds can be compared line by line.
+ *
+ * Environment:
+ *   NIBBLE_CUDA_TRACE=FILE          where the trace goes; without it none is written
+ *   NIBBLE_CUDA_TRACE_DEVICE=NAME   sm_90 (an H200, the default), sm_80 (an A100) or none
+ *   NIBBLE_CUDA_TRACE_FAIL=N        call N fails, counted from 1; `N+`: it and all later ones
+ *   NIBBLE_CUDA_TRACE_GARBAGE=BYTE  what free stack memory holds after a call (default: 0) */
+#ifndef NIBBLE_CUDA_TRACE_H
+#define NIBBLE_CUDA_TRACE_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* What the device has. */
+typedef struct trace_limits {
+    const char *name;
+    int major, minor, multiprocessors;
+    size_t memory, shared_each,
+        shared_block; /* shared memory of a multiprocessor, and what a block may ask for */
+} trace_limits;
+
+const trace_limits *trace_device(void); /* NULL: there is none */
+
+/* ---- cuda_trace.c: lines and calls ---- */
+
+/* One line of the trace. */
+void trace_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Every call that can fail begins with this: cudaSuccess, or the error that the environment asks for. `error` is what
+ * this call fails with. */
+cudaError_t trace_call(const char *name, cudaError_t error);
+/* The call fails: `error` becomes the thread's last error, and a line of the trace unless it is cudaSuccess. */
+cudaError_t trace_result(const char *name, cudaError_t error);
+
+/* Calls of all threads go one after another. */
+void trace_lock(void);
+void trace_unlock(void);
+
+/* ---- cuda_trace_memory.c ---- */
+
+/* Whether [p, p + bytes) lies in one live allocation of the device, or in the device's range at all. */
+bool trace_is_device(const void *p);
+bool trace_is_allocated(const void *p, size_t bytes);
+/* Carries out a copy or a fill of checked memory. */
+void trace_copy(void *to, const void *from, size_t bytes);
+void trace_fill(void *to, int byte, size_t bytes);
+uint64_t trace_hash(const void *from, size_t bytes);
+/* "host", or the address where it is the same in every run. */
+const char *trace_address(const void *p, char text[24]);
+void trace_memory_summary(void);
+
+/* ---- cuda_trace_stream.c ---- */
+
+/* A kernel may fill its result: see the table in cuda_trace_kernel.c. */
+typedef struct trace_operation {
+    enum { TRACE_KERNEL, TRACE_COPY, TRACE_FILL } what;
+    void *to;
+    const void *from;
+    size_t bytes;
+    int byte;
+} trace_operation;
+
+/* Runs the operation, or adds it to the graph that the stream captures. */
+void trace_enqueue(cudaStream_t stream, trace_operation operation);
+/* "s1", or "s1 captured". */
+const char *trace_stream(cudaStream_t stream, char text[24]);
+/* What a call means that a capture of this thread does not allow: it makes the capture invalid. */
+bool trace_breaks_capture(void);
+void trace_stream_summary(void);
+
+#endif
