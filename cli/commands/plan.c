@@ -9,9 +9,9 @@
 #include "run.h"
 #include "session.h"
 
-static json_t *arenas_json(const nbl_plan_arenas *a)
+static cli_json *arenas_json(const nbl_plan_arenas *a)
 {
-    json_t *arenas = cli_json_object();
+    cli_json *arenas = cli_json_object();
     cli_json_set(arenas, "weights", cli_json_unsigned(a->weights));
     cli_json_set(arenas, "adapters", cli_json_unsigned(a->adapters));
     cli_json_set(arenas, "optimizer", cli_json_unsigned(a->optimizer));
@@ -22,15 +22,15 @@ static json_t *arenas_json(const nbl_plan_arenas *a)
     return arenas;
 }
 
-static json_t *ops_json(const nbl_model_plan *p)
+static cli_json *ops_json(const nbl_model_plan *p)
 {
-    json_t *ops = cli_json_array();
+    cli_json *ops = cli_json_array();
     for (int64_t i = 0; i < p->op_count; i++) {
-        json_t *it = cli_json_object();
+        cli_json *it = cli_json_object();
         cli_json_set(it, "op", cli_json_text(p->ops[i].op));
         cli_json_set(it, "impl", cli_json_text(p->ops[i].impl));
         cli_json_set(it, "pass", cli_json_text(p->ops[i].pass));
-        cli_json_set(it, "count", json_integer(p->ops[i].count));
+        cli_json_set(it, "count", cli_json_integer(p->ops[i].count));
         cli_json_set(it, "flops", cli_json_number(p->ops[i].flops));
         cli_json_set(it, "bytes", cli_json_number(p->ops[i].bytes));
         cli_json_add(ops, it);
@@ -38,11 +38,11 @@ static json_t *ops_json(const nbl_model_plan *p)
     return ops;
 }
 
-static json_t *casts_json(const nbl_model_plan *p)
+static cli_json *casts_json(const nbl_model_plan *p)
 {
-    json_t *casts = cli_json_array();
+    cli_json *casts = cli_json_array();
     for (int64_t i = 0; i < p->cast_count; i++) {
-        json_t *it = cli_json_object();
+        cli_json *it = cli_json_object();
         cli_json_set(it, "at", cli_json_text(p->casts[i].at));
         cli_json_set(it, "from", cli_json_text(nbl_dtype_name(p->casts[i].from)));
         cli_json_set(it, "to", cli_json_text(nbl_dtype_name(p->casts[i].to)));
@@ -52,17 +52,17 @@ static json_t *casts_json(const nbl_model_plan *p)
     return casts;
 }
 
-static json_t *values_json(const nbl_model_plan *p)
+static cli_json *values_json(const nbl_model_plan *p)
 {
-    json_t *values = cli_json_array();
+    cli_json *values = cli_json_array();
     for (int64_t i = 0; i < p->value_count; i++) {
         const nbl_planned_value *v = &p->values[i];
-        json_t *it = cli_json_object(), *shape = cli_json_array();
-        for (int k = 0; k < v->rank; k++) cli_json_add(shape, json_integer(v->shape[k]));
+        cli_json *it = cli_json_object(), *shape = cli_json_array();
+        for (int k = 0; k < v->rank; k++) cli_json_add(shape, cli_json_integer(v->shape[k]));
         cli_json_set(it, "name", cli_json_text(v->name));
-        cli_json_set(it, "count", json_integer(v->count));
+        cli_json_set(it, "count", cli_json_integer(v->count));
         cli_json_set(it, "arena", cli_json_text(v->arena));
-        cli_json_set(it, "dtype", v->rank ? cli_json_text(nbl_dtype_name(v->dtype)) : json_null());
+        cli_json_set(it, "dtype", v->rank ? cli_json_text(nbl_dtype_name(v->dtype)) : cli_json_null());
         cli_json_set(it, "shape", shape);
         cli_json_set(it, "bytes", cli_json_unsigned(v->bytes));
         cli_json_add(values, it);
@@ -72,9 +72,9 @@ static json_t *values_json(const nbl_model_plan *p)
 
 static void print_json(const nbl_model_plan *p)
 {
-    json_t *document = cli_json_object(), *again = cli_json_object();
+    cli_json *document = cli_json_object(), *again = cli_json_object();
     cli_json_set(again, "mode", cli_json_text(p->recompute));
-    cli_json_set(again, "layers", json_integer(p->recomputed_layers));
+    cli_json_set(again, "layers", cli_json_integer(p->recomputed_layers));
     cli_json_set(again, "flops", cli_json_number(p->recompute_flops));
     cli_json_set(document, "arenas", arenas_json(&p->arenas));
     cli_json_set(document, "total_bytes", cli_json_unsigned(p->total_bytes));
@@ -82,10 +82,10 @@ static void print_json(const nbl_model_plan *p)
     cli_json_set(document, "casts", casts_json(p));
     cli_json_set(document, "ops", ops_json(p));
     cli_json_set(document, "recompute", again);
-    cli_json_set(document, "decoded_weights", json_integer(p->dequantized_weights));
+    cli_json_set(document, "decoded_weights", cli_json_integer(p->dequantized_weights));
     cli_json_set(document, "decoded_bytes", cli_json_unsigned(p->dequantized_bytes));
     cli_json_set(document, "host_bytes", cli_json_unsigned(p->host_bytes));
-    cli_json_set(document, "longest_sequence", json_integer(p->longest_sequence));
+    cli_json_set(document, "longest_sequence", cli_json_integer(p->longest_sequence));
     cli_json_set(document, "smallest_memory", cli_json_unsigned(p->smallest_memory));
     cli_json_print(document);
 }
