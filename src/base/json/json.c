@@ -131,13 +131,15 @@ static nbl_status read_string(parser *p, const char **string, int64_t *size)
             } else {
                 return wrong(p, "an unknown escape");
             }
-        } else {
-            int n = nbl__utf8_length(p->at, p->end);
-            if (n == 0 || (unsigned char)*p->at < 0x20)
-                return wrong(p, n ? "a control character in a string" : "not UTF-8");
-            memcpy(out, p->at, (size_t)n);
-            out += n;
-            p->at += n;
+        } else { /* a run of ordinary characters; string_bound found what ends the last one */
+            const char *run = p->at;
+            for (int n; *p->at != '"' && *p->at != '\\'; p->at += n) {
+                n = nbl__utf8_length(p->at, p->end);
+                if (n == 0 || (unsigned char)*p->at < 0x20)
+                    return wrong(p, n ? "a control character in a string" : "not UTF-8");
+            }
+            memcpy(out, run, (size_t)(p->at - run));
+            out += p->at - run;
         }
     }
     p->at++;

@@ -67,12 +67,11 @@ static int unicode_escape(bool capitals, uint32_t unit, char text[8])
     return snprintf(text, 8, capitals ? "\\u%04X" : "\\u%04x", unit & 0xffff);
 }
 
-/* Writes the escape of a character. Returns its length, or 0 if the character stands for itself. */
+/* Writes the escape of a character. Returns its length. */
 static int escape(const nbl__json_style *style, uint32_t c, char text[16])
 {
     static const char short_names[] = "btnvfr"; /* of 8 … 13; 11 has none and is not looked up */
     if (c == '"' || c == '\\') return snprintf(text, 16, "\\%c", (int)c);
-    if (c >= 0x20 && (c < 0x7f || !style->ascii)) return 0;
     if (c >= 8 && c <= 13 && c != 11) return snprintf(text, 16, "\\%c", short_names[c - 8]);
     if (c < 0x10000) return unicode_escape(style->jansson, c, text);
     int length = unicode_escape(style->jansson, 0xd7c0 + (c >> 10), text);
@@ -88,13 +87,14 @@ nbl_status nbl__json_string(nbl__json_writer *w, const char *text, size_t size)
     for (const char *at = text; at < end;) {
         uint32_t c = (unsigned char)*at;
         int n = 1;
-        if (c >= 0x80 && w->style->ascii && nbl__utf8_length(at, end)) n = nbl__char_get(at, &c);
-        int length = escape(w->style, c, escaped);
-        at += n;
-        if (length == 0) continue;
-        NBL_TRY(w->add(w->to, run, (size_t)(at - n - run)));
-        NBL_TRY(w->add(w->to, escaped, (size_t)length));
-        run = at;
+        if (c >= 0x20 && c != '"' && c != '\\' && (c < 0x7f || !w->style->ascii)) {
+            at++;
+            continue;
+        }
+        NBL_TRY(w->add(w->to, run, (size_t)(at - run)));
+        if (c >= 0x80 && nbl__utf8_length(at, end)) n = nbl__char_get(at, &c);
+        NBL_TRY(w->add(w->to, escaped, (size_t)escape(w->style, c, escaped)));
+        run = at += n;
     }
     NBL_TRY(w->add(w->to, run, (size_t)(end - run)));
     return w->add(w->to, "\"", 1);
