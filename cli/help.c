@@ -144,16 +144,16 @@ static void show_overview(void)
 
 /* ---- for scripts ---- */
 
-static json_t *describe_options(const cli_option *options)
+static cli_json *describe_options(const cli_option *options)
 {
-    json_t *list = cli_json_array();
+    cli_json *list = cli_json_array();
     for (const cli_option *o = options; o && o->name; o++) {
-        json_t *entry = cli_json_object(), *choices = cli_json_array();
+        cli_json *entry = cli_json_object(), *choices = cli_json_array();
         cli_json_set(entry, "name", cli_json_text(cli_format("--%s", o->name)));
         cli_json_set(entry, "argument", cli_json_text(o->argument));
         cli_json_set(entry, "help", cli_json_text(o->help));
         cli_json_set(entry, "default", cli_json_text(o->fallback));
-        cli_json_set(entry, "required", json_boolean(o->required));
+        cli_json_set(entry, "required", cli_json_boolean(o->required));
         for (int i = 0; o->choices && i < cli_choice_count(o->choices); i++)
             cli_json_add(choices, cli_json_text(cli_choice(o->choices, i)));
         cli_json_set(entry, "choices", choices);
@@ -162,17 +162,17 @@ static json_t *describe_options(const cli_option *options)
     return list;
 }
 
-static json_t *describe(const cli_command *command)
+static cli_json *describe(const cli_command *command)
 {
-    json_t *entry = cli_json_object(), *arguments = cli_json_array();
+    cli_json *entry = cli_json_object(), *arguments = cli_json_array();
     cli_json_set(entry, "name", cli_json_text(command->name));
     cli_json_set(entry, "summary", cli_json_text(command->summary));
     cli_json_set(entry, "usage", cli_json_text(cli_synopsis(command)));
     for (const cli_argument *a = command->arguments; a && a->name; a++) {
-        json_t *argument = cli_json_object();
+        cli_json *argument = cli_json_object();
         cli_json_set(argument, "name", cli_json_text(a->name));
         cli_json_set(argument, "help", cli_json_text(a->help));
-        cli_json_set(argument, "required", json_boolean(!a->optional));
+        cli_json_set(argument, "required", cli_json_boolean(!a->optional));
         cli_json_add(arguments, argument);
     }
     cli_json_set(entry, "arguments", arguments);
@@ -183,7 +183,7 @@ static json_t *describe(const cli_command *command)
 int cli_help_show(const cli_call *call, const cli_command *command)
 {
     if (call->json) {
-        json_t *document = cli_json_object(), *commands = cli_json_array();
+        cli_json *document = cli_json_object(), *commands = cli_json_array();
         cli_json_set(document, "version", cli_json_text(nbl_version()));
         for (int i = 0; cli_commands[i]; i++)
             if (command ? cli_commands[i] == command : cli_commands[i]->group != NULL)

@@ -37,34 +37,31 @@ bool cli_read_file(const cli_call *call, const char *path, nbl_string *text)
 bool cli_read_ids(const cli_call *call, const char *path, int64_t min, int64_t max, cli_ids *ids)
 {
     nbl_string all;
-    json_error_t why;
     if (!cli_read_file(call, path, &all)) return false;
-    json_t *root = json_loadb(all.text, all.size, 0, &why);
-    const char *wrong = root == NULL          ? cli_clean(why.text)
-                        : json_is_array(root) ? NULL
-                                              : "not a list of lists of token ids";
-    ids->count = wrong ? 0 : (int64_t)json_array_size(root);
+    cli_json_document document = cli_json_read(all);
+    const char *wrong = document.wrong                     ? document.wrong
+                        : cli_json_is_array(document.root) ? NULL
+                                                           : "not a list of lists of token ids";
+    ids->count = wrong ? 0 : cli_json_count(document.root);
     ids->lists = cli_alloc((size_t)(ids->count + 1) * sizeof *ids->lists);
     for (int64_t i = 0; i < ids->count && wrong == NULL; i++) {
-        json_t *list = json_array_get(root, (size_t)i);
-        size_t size = json_array_size(list);
-        if (!json_is_array(list)) wrong = cli_format("sequence %" PRId64 " is not a list", i);
-        ids->lists[i] = (nbl_ids){cli_alloc((size + 1) * sizeof(int32_t)), (int64_t)size};
-        for (size_t k = 0; k < size && wrong == NULL; k++) {
-            json_t *item = json_array_get(list, k);
-            json_int_t id = json_integer_value(item);
-            if (!json_is_integer(item) || id < min || id > max)
-                wrong = json_is_integer(item)
-                            ? cli_format("sequence %" PRId64 ": entry %zu is %" JSON_INTEGER_FORMAT
-                                         ", not a token id",
-                                         i, k, id)
-                            : cli_format("sequence %" PRId64 ": entry %zu is not a token id", i, k);
+        const cli_json *list = cli_json_item(document.root, i);
+        int64_t count = cli_json_count(list);
+        if (!cli_json_is_array(list)) wrong = cli_format("sequence %" PRId64 " is not a list", i);
+        ids->lists[i] = (nbl_ids){cli_alloc((size_t)(count + 1) * sizeof(int32_t)), count};
+        for (int64_t k = 0; k < count && wrong == NULL; k++) {
+            int64_t id;
+            if (!cli_json_is_integer(cli_json_item(list, k), &id))
+                wrong = cli_format("sequence %" PRId64 ": entry %" PRId64 " is not a token id", i, k);
+            else if (id < min || id > max)
+                wrong = cli_format("sequence %" PRId64 ": entry %" PRId64 " is %" PRId64 ", not a token id",
+                                   i, k, id);
             else
                 ids->lists[i].ids[k] = id > INT32_MAX ? INT32_MAX
                                                       : (int32_t)id; /* out of range: no token has this id */
         }
     }
     if (wrong) cli_error(call, NBL_ERROR_FORMAT, NULL, "%s: %s", path, wrong);
-    json_decref(root);
+    cli_json_forget(&document);
     return wrong == NULL;
 }

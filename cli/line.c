@@ -28,15 +28,15 @@ static int read_history(cli_lines *l)
     for (const char *at = all.text, *end = at + all.size; at < end; number++) {
         const char *stop = memchr(at, '\n', (size_t)(end - at));
         size_t size = (size_t)((stop ? stop : end) - at);
-        json_t *turn = json_loadb(at, size, JSON_DECODE_ANY, NULL);
-        if (!json_is_string(turn)) {
-            json_decref(turn);
+        cli_json_document document = cli_json_read((nbl_string){at, size});
+        nbl_string turn;
+        bool good = cli_json_is_string(document.root, &turn) && strlen(turn.text) == turn.size;
+        if (good) cli_editor_remember(l->editor, turn.text);
+        cli_json_forget(&document);
+        if (!good)
             return cli_error(l->call, NBL_ERROR_FORMAT, "name a file that is not there yet",
                              "--history %s: line %d is not a JSON string, so this is no history of chats",
                              l->history, number);
-        }
-        cli_editor_remember(l->editor, json_string_value(turn));
-        json_decref(turn);
         at += size + (stop != NULL);
     }
     return CLI_DONE;
@@ -46,10 +46,9 @@ static int read_history(cli_lines *l)
  * and two conversations do not mix their lines. */
 static int add_to_history(cli_lines *l, const char *text, size_t size)
 {
-    json_t *turn = json_stringn(text, size);
-    char *line = turn ? json_dumps(turn, JSON_ENCODE_ANY) : NULL;
-    json_decref(turn);
-    if (line == NULL) return 0; /* text that is not UTF-8 is not kept */
+    cli_json *turn = cli_json_string((nbl_string){text, size}); /* text that is not UTF-8 is cleaned */
+    char *line = cli_json_line(turn);
+    cli_json_free(turn);
     const char *whole = cli_format("%s\n", line);
     free(line);
     int fd = open(l->history, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);

@@ -9,7 +9,7 @@
 static int show_version(const cli_call *call)
 {
     if (call->json) {
-        json_t *document = cli_json_object();
+        cli_json *document = cli_json_object();
         cli_json_set(document, "version", cli_json_text(nbl_version()));
         cli_json_print(document);
     } else {
@@ -33,6 +33,7 @@ int main(int count, char **words)
     if (status == CLI_DONE) status = run(&call);
     cli_session_end();
     status = cli_finish(&call, status);
+    cli_json_end();
     cli_free_all();
     return status;
 }

@@ -41,11 +41,11 @@ nbl_status cli_chat_template_open(const cli_call *call, nbl_context *ctx, const 
                                           chat_template);
 }
 
-void cli_add_message(json_t *messages, const char *role, const char *text, size_t size)
+void cli_add_message(cli_json *messages, const char *role, const char *text, size_t size)
 {
-    json_t *message = cli_json_object(), *content = json_stringn(text, size);
+    cli_json *message = cli_json_object();
     cli_json_set(message, "role", cli_json_text(role));
-    cli_json_set(message, "content", content ? content : cli_json_text(cli_clean(text)));
+    cli_json_set(message, "content", cli_json_string((nbl_string){text, size}));
     cli_json_add(messages, message);
 }
 

@@ -112,7 +112,7 @@ nbl_status cli_model_open(const cli_call *call, nbl_context *ctx, bool plan_only
 nbl_status cli_chat_template_open(const cli_call *call, nbl_context *ctx, const char *file,
                                   nbl_chat_template **chat_template);
 /* Adds a message to a conversation. */
-void cli_add_message(json_t *messages, const char *role, const char *text, size_t size);
+void cli_add_message(cli_json *messages, const char *role, const char *text, size_t size);
 
 /* The tokens and the texts that end a sequence. A --stop that is the text of a special token
  * becomes an end token, because special tokens are not in the generated text. */

@@ -68,7 +68,7 @@ void cli_text_result(const cli_call *call, const char *key, void (*put)(FILE *to
     if (to == NULL) cli_no_memory();
     put(to);
     if (fclose(to) != 0) cli_no_memory();
-    json_t *document = cli_json_object();
+    cli_json *document = cli_json_object();
     cli_json_set(document, key, cli_json_text(text));
     cli_json_print(document);
     free(text);
@@ -165,7 +165,7 @@ static int print_error(const cli_call *call, nbl_status code, const char *hint, 
 
     drop_collected();
     if (call->json) {
-        json_t *error = cli_json_object(), *document = cli_json_object();
+        cli_json *error = cli_json_object(), *document = cli_json_object();
         cli_json_set(error, "code", cli_json_text(nbl_status_name(code)));
         cli_json_set(error, "message", cli_json_text(message));
         if (*hint) cli_json_set(error, "hint", cli_json_text(hint));

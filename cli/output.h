@@ -1,4 +1,4 @@
-/* output.h - the output of the tool: results, errors, JSON, readable numbers.
+/* output.h - the output of the tool: results, errors, readable numbers. json.h: JSON.
  *
  * Results are collected in memory and written to standard output at the end. So a call that fails
  * prints no incomplete document, and a full disk is an error. An error is one line on standard
@@ -6,10 +6,10 @@
 #ifndef CLI_OUTPUT_H
 #define CLI_OUTPUT_H
 
-#include <jansson.h>
 #include <stdio.h>
 
 #include "command.h"
+#include "json.h"
 
 #define CLI_PRINTF(text, first) __attribute__((format(printf, text, first)))
 
@@ -84,20 +84,6 @@ int cli_library_error(const cli_call *call, const nbl_context *ctx, nbl_status c
 /* Prints a usage error (NBL_ERROR_ARGUMENT). A NULL hint becomes a pointer to --help. */
 CLI_PRINTF(3, 4)
 int cli_usage(const cli_call *call, const char *hint, const char *format, ...);
-
-/* ---- JSON: functions own the json_t that they are given; none returns NULL ---- */
-
-json_t *cli_json_object(void);
-json_t *cli_json_array(void);
-json_t *cli_json_text(const char *text); /* NULL becomes null; invalid UTF-8 is cleaned */
-json_t *cli_json_unsigned(uint64_t value);
-json_t *cli_json_number(double value); /* null for NaN and infinities */
-void cli_json_set(json_t *object, const char *key, json_t *value);
-void cli_json_add(json_t *array, json_t *value);
-/* Prints the document, which is all of standard output. */
-void cli_json_print(json_t *document);
-/* The same on one line, for lists of thousands of numbers. */
-void cli_json_print_compact(json_t *document);
 
 /* ---- readable numbers; the texts are valid until the tool ends ---- */
 

@@ -107,7 +107,7 @@ terminal "train" 'out\x1b\u202e' "$nibble" train run.yml --samples 1
 cp "out$esc$rlo/report.html" seen
 bad=0
 raw && bad=1
-grep -qF "$shown.jsonl" seen || bad=1
+grep -qF "${shown//\\/\\\\}.jsonl" seen || bad=1 # a backslash in JSON is two
 verdict "report.html" $bad
 echo "k$rlo: 1" >bad.yml
 terminal "an unknown key" 'k\u202e' "$nibble" train bad.yml

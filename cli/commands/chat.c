@@ -22,7 +22,7 @@ typedef struct conversation {
     nbl_chat_template *chat_template;
     cli_ends ends;
     cli_writing writing;
-    json_t *messages;
+    cli_json *messages;
     cli_lines lines;
     char *answer; /* the text of the answer so far, terminated; NULL: no answer yet */
     size_t answer_size, answer_room;
@@ -69,8 +69,7 @@ static bool on_token(void *user, int64_t sequence, int32_t id)
 /* Renders the conversation as ids, up to the begin of the next answer. */
 static nbl_status render(conversation *t, nbl_ids *ids)
 {
-    char *text = json_dumps(t->messages, JSON_COMPACT);
-    if (text == NULL) cli_no_memory();
+    char *text = cli_json_line(t->messages);
     nbl_rendering *r = NULL;
     nbl_chat what = {.messages = {text, strlen(text)}, .generation_prompt = 1};
     nbl_status code = nbl_chat_template_render(t->chat_template, &what, &r);
@@ -90,7 +89,7 @@ static nbl_status write_answer(conversation *t, const nbl_ids *prompt)
     nbl_generate_options how = cli_sampling(t->call, &t->ends);
     bool short_of_room = how.max_tokens > left;
     if (short_of_room) how.max_tokens = left;
-    how.seed += json_array_size(t->messages); /* another random sequence for each turn */
+    how.seed += (uint64_t)cli_json_count(t->messages); /* another random sequence for each turn */
     how.token = on_token;
     how.user = t;
     t->answer_size = 0;
@@ -120,7 +119,7 @@ static nbl_status write_answer(conversation *t, const nbl_ids *prompt)
 static int take_turn(conversation *t, const char *line, size_t size)
 {
     nbl_ids ids = {0};
-    size_t before = json_array_size(t->messages);
+    int64_t before = cli_json_count(t->messages);
     int status = CLI_DONE;
     cli_add_message(t->messages, "user", line, size);
     nbl_status code = render(t, &ids);
@@ -136,8 +135,7 @@ static int take_turn(conversation *t, const char *line, size_t size)
         if (code == NBL_OK) cli_add_message(t->messages, "assistant", t->answer, t->answer_size);
         else status = cli_failure(t->call, t->ctx, code);
     }
-    while (status != CLI_DONE && json_array_size(t->messages) > before)
-        json_array_remove(t->messages, json_array_size(t->messages) - 1);
+    if (status != CLI_DONE) cli_json_cut(t->messages, before);
     nbl_ids_free(t->ctx, &ids);
     return status;
 }
@@ -147,7 +145,7 @@ static int take_turn(conversation *t, const char *line, size_t size)
 static void restart(conversation *t)
 {
     const char *system = cli_get(t->call, "system")->text;
-    json_array_clear(t->messages);
+    cli_json_cut(t->messages, 0);
     if (system) cli_add_message(t->messages, "system", system, strlen(system));
 }
 
@@ -231,11 +229,12 @@ static int run(cli_call *call)
     if (code != NBL_OK) status = cli_failure(call, t.ctx, code);
     else status = nbl_chat_template_count(t.chat_template) ? converse(&t) : no_template(call);
     if (call->json && status == CLI_DONE) {
-        json_t *document = cli_json_object();
-        cli_json_set(document, "messages", json_incref(t.messages));
+        cli_json *document = cli_json_object();
+        cli_json_set(document, "messages", t.messages);
         cli_json_print(document);
+    } else {
+        cli_json_free(t.messages);
     }
-    json_decref(t.messages);
     free(t.answer);
     cli_lines_close(&t.lines);
     cli_writing_close(&t.writing);

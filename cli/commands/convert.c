@@ -13,7 +13,7 @@
 static void print_document(const char *out, const char *storage, const nbl_convert_report *report,
                            double seconds)
 {
-    json_t *document = cli_json_object();
+    cli_json *document = cli_json_object();
     cli_json_set(document, "out", cli_json_text(out));
     cli_json_set(document, "format", cli_json_text(storage));
     cli_json_set(document, "tensors", cli_json_unsigned((uint64_t)report->tensors));

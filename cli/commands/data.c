@@ -9,29 +9,23 @@
 
 /* ---- for scripts ---- */
 
-static json_t *text_of(nbl_string text)
+static cli_json *numbers(const int32_t *list, int64_t count)
 {
-    json_t *value = json_stringn(text.text, text.size);
-    return value ? value : cli_json_text(cli_clean(text.text));
-}
-
-static json_t *numbers(const int32_t *list, int64_t count)
-{
-    json_t *array = cli_json_array();
-    for (int64_t i = 0; i < count; i++) cli_json_add(array, json_integer(list[i]));
+    cli_json *array = cli_json_array();
+    for (int64_t i = 0; i < count; i++) cli_json_add(array, cli_json_integer(list[i]));
     return array;
 }
 
-static json_t *describe(int64_t index, const nbl_preview *preview)
+static cli_json *describe(int64_t index, const nbl_preview *preview)
 {
-    json_t *example = cli_json_object(), *parts = cli_json_array();
-    cli_json_set(example, "example", json_integer(index));
-    cli_json_set(example, "tokens", json_integer(preview->count));
-    cli_json_set(example, "trained_tokens", json_integer(preview->trained_tokens));
+    cli_json *example = cli_json_object(), *parts = cli_json_array();
+    cli_json_set(example, "example", cli_json_integer(index));
+    cli_json_set(example, "tokens", cli_json_integer(preview->count));
+    cli_json_set(example, "trained_tokens", cli_json_integer(preview->trained_tokens));
     for (int64_t i = 0; i < preview->part_count; i++) {
-        json_t *part = cli_json_object();
-        cli_json_set(part, "text", text_of(preview->parts[i].text));
-        cli_json_set(part, "trained", json_boolean(preview->parts[i].trained));
+        cli_json *part = cli_json_object();
+        cli_json_set(part, "text", cli_json_string(preview->parts[i].text));
+        cli_json_set(part, "trained", cli_json_boolean(preview->parts[i].trained));
         cli_json_add(parts, part);
     }
     cli_json_set(example, "parts", parts);
@@ -40,20 +34,20 @@ static json_t *describe(int64_t index, const nbl_preview *preview)
     return example;
 }
 
-static json_t *count_of(const nbl_data_summary *s)
+static cli_json *count_of(const nbl_data_summary *s)
 {
-    json_t *document = cli_json_object();
-    cli_json_set(document, "examples", json_integer(s->examples));
-    cli_json_set(document, "tokens", json_integer(s->tokens));
-    cli_json_set(document, "trained_tokens", json_integer(s->trained_tokens));
-    cli_json_set(document, "truncated", json_integer(s->truncated));
-    cli_json_set(document, "dropped", json_integer(s->dropped));
-    cli_json_set(document, "dropped_too_long", json_integer(s->too_long));
-    cli_json_set(document, "dropped_bad", json_integer(s->bad));
-    cli_json_set(document, "dropped_untrained", json_integer(s->untrained));
-    cli_json_set(document, "dropped_too_short", json_integer(s->too_short));
-    cli_json_set(document, "dropped_duplicates", json_integer(s->duplicates));
-    cli_json_set(document, "validation", json_integer(s->validation));
+    cli_json *document = cli_json_object();
+    cli_json_set(document, "examples", cli_json_integer(s->examples));
+    cli_json_set(document, "tokens", cli_json_integer(s->tokens));
+    cli_json_set(document, "trained_tokens", cli_json_integer(s->trained_tokens));
+    cli_json_set(document, "truncated", cli_json_integer(s->truncated));
+    cli_json_set(document, "dropped", cli_json_integer(s->dropped));
+    cli_json_set(document, "dropped_too_long", cli_json_integer(s->too_long));
+    cli_json_set(document, "dropped_bad", cli_json_integer(s->bad));
+    cli_json_set(document, "dropped_untrained", cli_json_integer(s->untrained));
+    cli_json_set(document, "dropped_too_short", cli_json_integer(s->too_short));
+    cli_json_set(document, "dropped_duplicates", cli_json_integer(s->duplicates));
+    cli_json_set(document, "validation", cli_json_integer(s->validation));
     return document;
 }
 
@@ -103,7 +97,7 @@ static nbl_status show(const cli_call *call, nbl_run *run)
     nbl_preview preview = {NBL_RESULT(nbl_preview)};
     nbl_status code = nbl_run_data(run, &summary);
     if (code != NBL_OK) return code;
-    json_t *document = count_of(&summary), *list = cli_json_array();
+    cli_json *document = count_of(&summary), *list = cli_json_array();
     int64_t max = cli_get(call, "preview")->integer;
     if (!call->json) print_counts(&summary);
     for (int64_t i = 0; i < max && i < summary.examples && code == NBL_OK; i++) {
@@ -113,7 +107,7 @@ static nbl_status show(const cli_call *call, nbl_run *run)
     }
     cli_json_set(document, "preview", list);
     if (call->json && code == NBL_OK) cli_json_print_compact(document);
-    else json_decref(document);
+    else cli_json_free(document);
     return code;
 }
 

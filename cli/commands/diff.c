@@ -12,9 +12,9 @@ typedef const char *(*missing_fn)(const nbl_diff *diff, int64_t index);
 
 /* ---- for scripts ---- */
 
-static json_t *names_of(const nbl_diff *diff, missing_fn get)
+static cli_json *names_of(const nbl_diff *diff, missing_fn get)
 {
-    json_t *list = cli_json_array();
+    cli_json *list = cli_json_array();
     const char *name;
     for (int64_t i = 0; (name = get(diff, i)) != NULL; i++) cli_json_add(list, cli_json_text(name));
     return list;
@@ -22,21 +22,21 @@ static json_t *names_of(const nbl_diff *diff, missing_fn get)
 
 static void print_document(const nbl_diff *diff, bool within)
 {
-    json_t *document = cli_json_object(), *tensors = cli_json_array();
-    cli_json_set(document, "equal", json_boolean(nbl_diff_equal(diff)));
-    cli_json_set(document, "within", json_boolean(within));
+    cli_json *document = cli_json_object(), *tensors = cli_json_array();
+    cli_json_set(document, "equal", cli_json_boolean(nbl_diff_equal(diff)));
+    cli_json_set(document, "within", cli_json_boolean(within));
     cli_json_set(document, "missing_in_a", names_of(diff, nbl_diff_get_missing_in_a));
     cli_json_set(document, "missing_in_b", names_of(diff, nbl_diff_get_missing_in_b));
     const nbl_tensor_diff *tensor;
     for (int64_t i = 0; (tensor = nbl_diff_get_tensor(diff, i)) != NULL; i++) {
-        json_t *entry = cli_json_object();
+        cli_json *entry = cli_json_object();
         bool figures = tensor->same_shape;
         cli_json_set(entry, "name", cli_json_text(tensor->name));
-        cli_json_set(entry, "equal", json_boolean(tensor->equal));
-        cli_json_set(entry, "max_abs", figures ? cli_json_number(tensor->max_abs) : json_null());
-        cli_json_set(entry, "rel_norm", figures ? cli_json_number(tensor->rel_norm) : json_null());
-        cli_json_set(entry, "cosine", figures ? cli_json_number(tensor->cosine) : json_null());
-        if (!figures) cli_json_set(entry, "shape_differs", json_true());
+        cli_json_set(entry, "equal", cli_json_boolean(tensor->equal));
+        cli_json_set(entry, "max_abs", figures ? cli_json_number(tensor->max_abs) : cli_json_null());
+        cli_json_set(entry, "rel_norm", figures ? cli_json_number(tensor->rel_norm) : cli_json_null());
+        cli_json_set(entry, "cosine", figures ? cli_json_number(tensor->cosine) : cli_json_null());
+        if (!figures) cli_json_set(entry, "shape_differs", cli_json_boolean(true));
         cli_json_add(tensors, entry);
     }
     cli_json_set(document, "tensors", tensors);

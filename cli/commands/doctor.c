@@ -27,22 +27,16 @@ static uint64_t memory_bytes(void)
 static bool library(int64_t index, nbl_library *it)
 {
     static const nbl_library none = {NBL_RESULT(nbl_library)};
-    const struct {
-        const char *name, *version, *enables;
-    } own[] = {{"jansson", jansson_version_str(), "--json, and ids and conversations from files"},
-               {"libedit", cli_editor_version(), "line editing and history in chat"}};
+    const char *libedit = cli_editor_version(); /* NULL: the tool was built without it */
     *it = none;
     if (nbl_library_get(index, it)) return true;
     int64_t count = 0;
     while (nbl_library_get(count, it)) count++;
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
-        if (own[i].version == NULL || count++ != index) continue; /* NULL: the tool was built without it */
-        it->name = own[i].name;
-        it->enables = own[i].enables;
-        snprintf(it->version, sizeof it->version, "%s", own[i].version);
-        return true;
-    }
-    return false;
+    if (libedit == NULL || index != count) return false;
+    it->name = "libedit";
+    it->enables = "line editing and history in chat";
+    snprintf(it->version, sizeof it->version, "%s", libedit);
+    return true;
 }
 
 /* ---- CUDA: the driver is reported even by a build without CUDA ---- */
@@ -69,23 +63,23 @@ static const char *nvidia_driver(void)
 
 /* Returns the devices as an array, or null if there are none. *why is the library's reason, or
  * NULL. */
-static json_t *cuda_devices(nbl_context *ctx, const char **why)
+static cli_json *cuda_devices(nbl_context *ctx, const char **why)
 {
     int count = 0;
     *why = NULL;
-    if (!nbl_cuda_built()) return json_null();
+    if (!nbl_cuda_built()) return cli_json_null();
     if (nbl_cuda_device_count(ctx, &count) != NBL_OK) {
         *why = cli_format("%s", nbl_error_message(ctx));
-        return json_null();
+        return cli_json_null();
     }
-    json_t *devices = cli_json_array();
+    cli_json *devices = cli_json_array();
     for (int i = 0; i < count; i++) {
         nbl_cuda_device device = {NBL_RESULT(nbl_cuda_device)};
         if (nbl_cuda_device_get(ctx, i, &device) != NBL_OK) {
             *why = cli_format("%s", nbl_error_message(ctx));
             continue;
         }
-        json_t *it = cli_json_object();
+        cli_json *it = cli_json_object();
         cli_json_set(it, "name", cli_json_text(device.name));
         cli_json_set(it, "compute_capability",
                      cli_json_text(cli_format("%d.%d", device.major, device.minor)));
@@ -99,21 +93,21 @@ static json_t *cuda_devices(nbl_context *ctx, const char **why)
 
 static void print_json(nbl_context *ctx, const char *cpu)
 {
-    json_t *document = cli_json_object(), *levels = cli_json_array(), *libraries = cli_json_array();
+    cli_json *document = cli_json_object(), *levels = cli_json_array(), *libraries = cli_json_array();
     nbl_isa_level level = {NBL_RESULT(nbl_isa_level)};
     nbl_library lib;
     const char *found = "";
     for (int64_t i = 0; nbl_isa_level_get(ctx, i, &level); i++) {
-        json_t *it = cli_json_object();
+        cli_json *it = cli_json_object();
         cli_json_set(it, "name", cli_json_text(level.name));
-        cli_json_set(it, "found", json_boolean(level.found));
-        cli_json_set(it, "used", json_boolean(level.used));
+        cli_json_set(it, "found", cli_json_boolean(level.found));
+        cli_json_set(it, "used", cli_json_boolean(level.used));
         cli_json_set(it, "enables", cli_json_text(level.enables));
         cli_json_add(levels, it);
         if (level.found) found = level.name;
     }
     for (int64_t i = 0; library(i, &lib); i++) {
-        json_t *it = cli_json_object();
+        cli_json *it = cli_json_object();
         cli_json_set(it, "name", cli_json_text(lib.name));
         cli_json_set(it, "version", cli_json_text(lib.version));
         cli_json_set(it, "enables", cli_json_text(lib.enables));
@@ -130,7 +124,7 @@ static void print_json(nbl_context *ctx, const char *cpu)
     cli_json_set(document, "libraries", libraries);
     const char *why;
     cli_json_set(document, "cuda", cuda_devices(ctx, &why));
-    cli_json_set(document, "cuda_built", json_boolean(nbl_cuda_built()));
+    cli_json_set(document, "cuda_built", cli_json_boolean(nbl_cuda_built()));
     cli_json_set(document, "cuda_error", cli_json_text(why));
     cli_json_set(document, "cuda_driver", cli_json_text(nvidia_driver()));
     cli_json_print(document);

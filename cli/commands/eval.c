@@ -24,29 +24,29 @@ typedef struct texts {
 static int take_row(texts *t, nbl_string line, int64_t row)
 {
     const char *field = cli_get(t->call, "field")->text;
-    json_error_t why;
-    json_t *object = json_loadb(line.text, line.size, JSON_ALLOW_NUL, &why);
-    json_t *text = json_object_get(object, field), *messages = json_object_get(object, "messages");
-    bool chat = messages && !cli_get(t->call, "field")->given;
+    nbl_string text;
+    cli_json_document document = cli_json_read(line);
+    bool is_text = cli_json_is_string(cli_json_member(document.root, field), &text);
+    bool chat = cli_json_member(document.root, "messages") && !cli_get(t->call, "field")->given;
     int status = CLI_DONE;
-    if (object == NULL)
-        status = cli_error(t->call, NBL_ERROR_FORMAT, NULL, "%s:%" PRId64 ": %s", t->path, row, why.text);
+    if (document.wrong)
+        status = cli_error(t->call, NBL_ERROR_FORMAT, NULL, "%s:%" PRId64 ": %s", t->path, row,
+                           document.wrong);
     else if (t->count > 0 && chat != t->chats)
         status = cli_error(t->call, NBL_ERROR_FORMAT, NULL, "%s:%" PRId64 ": %s after rows with %s", t->path,
                            row, chat ? "messages" : "a text", chat ? "texts" : "messages");
-    else if (!chat && !json_is_string(text))
+    else if (!chat && !is_text)
         status = cli_error(t->call, NBL_ERROR_FORMAT, "--field names the text's key",
                            "%s:%" PRId64 ": no text \"%s\"", t->path, row, field);
     t->chats = chat;
     if (status == CLI_DONE && chat) {
         t->items[t->count] = line;
     } else if (status == CLI_DONE) {
-        size_t size = json_string_length(text);
-        char *copy = cli_alloc(size + 1);
-        memcpy(copy, json_string_value(text), size);
-        t->items[t->count] = (nbl_string){copy, size};
+        char *copy = cli_alloc(text.size + 1);
+        memcpy(copy, text.text, text.size);
+        t->items[t->count] = (nbl_string){copy, text.size};
     }
-    json_decref(object);
+    cli_json_forget(&document);
     t->lines[t->count] = row;
     t->count += status == CLI_DONE;
     return status;
@@ -219,21 +219,21 @@ static void print_rows(const counts *c)
     if (dropped) fprintf(stderr, "nibble: eval: %s\n", dropped);
 }
 
-static json_t *describe(const counts *c, double loss)
+static cli_json *describe(const counts *c, double loss)
 {
-    json_t *document = cli_json_object();
+    cli_json *document = cli_json_object();
     cli_json_set(document, "loss", cli_json_number(loss));
     cli_json_set(document, "perplexity", cli_json_number(exp(loss)));
     cli_json_set(document, "accuracy", cli_json_number((double)c->found.hits / (double)c->found.tokens));
     cli_json_set(document, "counted", cli_json_text(c->answers ? "answers" : "all"));
-    cli_json_set(document, "tokens", json_integer(c->found.tokens));
-    cli_json_set(document, "all_tokens", json_integer(c->predicted));
-    cli_json_set(document, "sequences", json_integer(c->sequences));
-    cli_json_set(document, "truncated", json_integer(c->truncated));
-    cli_json_set(document, "dropped", json_integer(c->too_short + c->unanswered + c->too_long));
-    cli_json_set(document, "dropped_too_short", json_integer(c->too_short));
-    cli_json_set(document, "dropped_unanswered", json_integer(c->unanswered));
-    cli_json_set(document, "dropped_too_long", json_integer(c->too_long));
+    cli_json_set(document, "tokens", cli_json_integer(c->found.tokens));
+    cli_json_set(document, "all_tokens", cli_json_integer(c->predicted));
+    cli_json_set(document, "sequences", cli_json_integer(c->sequences));
+    cli_json_set(document, "truncated", cli_json_integer(c->truncated));
+    cli_json_set(document, "dropped", cli_json_integer(c->too_short + c->unanswered + c->too_long));
+    cli_json_set(document, "dropped_too_short", cli_json_integer(c->too_short));
+    cli_json_set(document, "dropped_unanswered", cli_json_integer(c->unanswered));
+    cli_json_set(document, "dropped_too_long", cli_json_integer(c->too_long));
     return document;
 }
 

@@ -5,7 +5,7 @@
 
 static void print_document(const cli_call *call, const nbl_export_report *report, double seconds)
 {
-    json_t *document = cli_json_object();
+    cli_json *document = cli_json_object();
     cli_json_set(document, "out", cli_json_text(call->arguments[1]));
     cli_json_set(document, "type", cli_json_text(cli_get(call, "type")->text));
     cli_json_set(document, "tensors", cli_json_unsigned((uint64_t)report->tensors));

@@ -54,11 +54,10 @@ static nbl_status read_prompts(job *j)
     j->prompts = (cli_ids){cli_alloc(sizeof *j->prompts.lists), 1};
     if (prompt) return nbl_tokenizer_encode(j->tokenizer, prompt, strlen(prompt), 1, &j->prompts.lists[0]);
     const char *system = cli_get(j->call, "system")->text;
-    json_t *messages = cli_json_array();
+    cli_json *messages = cli_json_array();
     if (system) cli_add_message(messages, "system", system, strlen(system));
     cli_add_message(messages, "user", chat, strlen(chat));
-    char *text = json_dumps(messages, JSON_COMPACT);
-    if (text == NULL) cli_no_memory();
+    char *text = cli_json_line(messages);
     nbl_chat_template *t = NULL;
     nbl_rendering *r = NULL;
     nbl_chat what = {.messages = {text, strlen(text)}, .generation_prompt = 1};
@@ -70,7 +69,7 @@ static nbl_status read_prompts(job *j)
     }
     nbl_rendering_free(r);
     nbl_chat_template_close(t);
-    json_decref(messages);
+    cli_json_free(messages);
     free(text);
     return code;
 }
@@ -97,25 +96,25 @@ static nbl_status text_of(job *j, const nbl_ids *ids, char **text, size_t *size,
 
 static nbl_status print_results(job *j)
 {
-    json_t *list = cli_json_array();
+    cli_json *list = cli_json_array();
     int64_t prompt_tokens = 0;
     for (int64_t i = 0; i < j->prompts.count; i++) {
         const nbl_generated *r = &j->results[i];
-        json_t *it = cli_json_object(), *ids = cli_json_array();
+        cli_json *it = cli_json_object(), *ids = cli_json_array();
         bool stopped = r->stopped;
         prompt_tokens += j->prompts.lists[i].count;
-        for (int64_t t = 0; t < r->ids.count; t++) cli_json_add(ids, json_integer(r->ids.ids[t]));
+        for (int64_t t = 0; t < r->ids.count; t++) cli_json_add(ids, cli_json_integer(r->ids.ids[t]));
         cli_json_set(it, "ids", ids);
         if (j->tokenizer) {
             char *text;
             size_t size, shown;
             nbl_status code = text_of(j, &r->ids, &text, &size, &shown, &stopped);
             if (code != NBL_OK) {
-                json_decref(it);
-                json_decref(list);
+                cli_json_free(it);
+                cli_json_free(list);
                 return code;
             }
-            cli_json_set(it, "text", json_stringn(text, shown));
+            cli_json_set(it, "text", cli_json_string((nbl_string){text, shown}));
             nbl_text_free(j->ctx, text, size);
         }
         cli_json_set(it, "finish", cli_json_text(stopped ? "stop" : "length"));
@@ -123,7 +122,7 @@ static nbl_status print_results(job *j)
     }
     double end = cli_now(), prefill = (j->new_tokens ? j->first : end) - j->start;
     int64_t decoded = j->new_tokens - j->prompts.count;
-    json_t *document = cli_json_object();
+    cli_json *document = cli_json_object();
     cli_json_set(document, "sequences", list);
     cli_json_set(document, "prefill_tokens_per_second", cli_json_number((double)prompt_tokens / prefill));
     cli_json_set(document, "decode_tokens_per_second",

@@ -66,9 +66,9 @@ static const char *problem_at(const void *checkpoint, int64_t index)
 
 /* ---- for scripts ---- */
 
-static json_t *describe_tensor(const nbl_tensor_info *tensor)
+static cli_json *describe_tensor(const nbl_tensor_info *tensor)
 {
-    json_t *entry = cli_json_object();
+    cli_json *entry = cli_json_object();
     cli_json_set(entry, "name", cli_json_text(tensor->name));
     cli_json_set(entry, "format", cli_json_text(storage_name(&tensor->weight)));
     cli_json_set(entry, "dtype", cli_json_text(dtype_name(&tensor->weight)));
@@ -78,13 +78,15 @@ static json_t *describe_tensor(const nbl_tensor_info *tensor)
     return entry;
 }
 
-static json_t *describe_quantization(const nbl_checkpoint *checkpoint, const nbl_checkpoint_summary *summary)
+static cli_json *describe_quantization(const nbl_checkpoint *checkpoint,
+                                       const nbl_checkpoint_summary *summary)
 {
-    if (summary->quantization == NULL) return json_null();
-    json_t *entry = cli_json_object(), *skipped = cli_json_array();
+    if (summary->quantization == NULL) return cli_json_null();
+    cli_json *entry = cli_json_object(), *skipped = cli_json_array();
     cli_json_set(entry, "format", cli_json_text(summary->quantization));
-    cli_json_set(entry, "block", summary->block ? cli_json_unsigned((uint64_t)summary->block) : json_null());
-    cli_json_set(entry, "nested", json_boolean(summary->nested));
+    cli_json_set(entry, "block",
+                 summary->block ? cli_json_unsigned((uint64_t)summary->block) : cli_json_null());
+    cli_json_set(entry, "nested", cli_json_boolean(summary->nested));
     cli_json_set(entry, "compute_dtype", cli_json_text(our_dtype(summary->compute_dtype)));
     const char *name;
     for (int64_t i = 0; (name = nbl_checkpoint_get_skipped(checkpoint, i)) != NULL; i++)
@@ -98,7 +100,7 @@ static void print_document(const nbl_checkpoint *checkpoint, bool with_tensors)
     const nbl_checkpoint_summary *summary = nbl_checkpoint_get_summary(checkpoint);
     int files;
     cli_totals all = count_formats(checkpoint, &files);
-    json_t *document = cli_json_object();
+    cli_json *document = cli_json_object();
     cli_json_set(document, "architecture", cli_json_text(summary->architecture));
     cli_json_set(document, "parameters", cli_json_unsigned((uint64_t)summary->parameters));
     cli_json_set(document, "bytes", cli_json_unsigned(summary->bytes));
@@ -107,7 +109,7 @@ static void print_document(const nbl_checkpoint *checkpoint, bool with_tensors)
     cli_json_set(document, "quantization", describe_quantization(checkpoint, summary));
     cli_json_set(document, "problems", cli_problems_json(problem_at, checkpoint));
     if (with_tensors) {
-        json_t *tensors = cli_json_array();
+        cli_json *tensors = cli_json_array();
         const nbl_tensor_info *tensor;
         for (int64_t i = 0; (tensor = nbl_checkpoint_get_tensor(checkpoint, i)) != NULL; i++)
             cli_json_add(tensors, describe_tensor(tensor));

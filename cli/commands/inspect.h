@@ -24,7 +24,7 @@ typedef struct cli_totals {
 
 void cli_totals_add(cli_totals *totals, const char *name, uint64_t parameters, uint64_t bytes);
 void cli_totals_sort(cli_totals *totals); /* by bytes, descending */
-json_t *cli_totals_json(const cli_totals *totals);
+cli_json *cli_totals_json(const cli_totals *totals);
 void cli_totals_print(const cli_totals *totals);
 
 /* ---- facts and problems ---- */
@@ -33,12 +33,12 @@ void cli_heading(const char *path);
 void cli_fact(const char *name, const char *text); /* `text` must be clean (cli_clean) */
 
 typedef const char *cli_problem_fn(const void *from, int64_t index);
-json_t *cli_problems_json(cli_problem_fn *problem, const void *from);
+cli_json *cli_problems_json(cli_problem_fn *problem, const void *from);
 void cli_problems_print(cli_problem_fn *problem, const void *from);
 
 /* ---- tensors ---- */
 
-json_t *cli_shape_json(int rank, const int64_t *shape);
+cli_json *cli_shape_json(int rank, const int64_t *shape);
 const char *cli_shape_text(int rank, const int64_t *shape); /* "256 x 64", "scalar" */
 
 typedef struct cli_tensor_row {

@@ -30,25 +30,25 @@ static cli_totals count_formats(const nbl_adapter *adapter)
 
 /* ---- for scripts ---- */
 
-static json_t *names(const nbl_adapter *adapter, name_fn *name)
+static cli_json *names(const nbl_adapter *adapter, name_fn *name)
 {
-    json_t *list = cli_json_array();
+    cli_json *list = cli_json_array();
     const char *text;
     for (int64_t i = 0; (text = name(adapter, i)) != NULL; i++) cli_json_add(list, cli_json_text(text));
     return list;
 }
 
-static json_t *describe_tensors(const nbl_adapter *adapter)
+static cli_json *describe_tensors(const nbl_adapter *adapter)
 {
-    json_t *list = cli_json_array();
+    cli_json *list = cli_json_array();
     const nbl_adapter_tensor *tensor;
     for (int64_t i = 0; (tensor = nbl_adapter_get_tensor(adapter, i)) != NULL; i++) {
-        json_t *entry = cli_json_object();
+        cli_json *entry = cli_json_object();
         cli_json_set(entry, "name", cli_json_text(tensor->name));
         cli_json_set(entry, "format", cli_json_text(dtype_of(tensor)));
         cli_json_set(entry, "shape", cli_shape_json(tensor->rank, tensor->shape));
         cli_json_set(entry, "bytes", cli_json_unsigned(tensor->bytes));
-        cli_json_set(entry, "non_finite", json_integer(tensor->non_finite));
+        cli_json_set(entry, "non_finite", cli_json_integer(tensor->non_finite));
         cli_json_set(entry, "file", cli_json_text("adapter_model.safetensors"));
         cli_json_add(list, entry);
     }
@@ -56,18 +56,18 @@ static json_t *describe_tensors(const nbl_adapter *adapter)
 }
 
 /* Returns the settings of adapter_config.json; null for a setting that the file lacks. */
-static void describe_settings(const nbl_adapter *adapter, const nbl_adapter_summary *s, json_t *document)
+static void describe_settings(const nbl_adapter *adapter, const nbl_adapter_summary *s, cli_json *document)
 {
     bool told = s->type != NULL;
     cli_json_set(document, "type", cli_json_text(s->type));
     cli_json_set(document, "base_model_name_or_path", cli_json_text(s->base_model));
     cli_json_set(document, "task_type", cli_json_text(s->task));
-    cli_json_set(document, "r", told ? json_integer(s->r) : json_null());
-    cli_json_set(document, "lora_alpha", told ? cli_json_number(s->alpha) : json_null());
-    cli_json_set(document, "lora_dropout", told ? cli_json_number(s->dropout) : json_null());
-    cli_json_set(document, "use_rslora", told ? json_boolean(s->rslora) : json_null());
-    cli_json_set(document, "use_dora", told ? json_boolean(s->dora) : json_null());
-    cli_json_set(document, "lora_bias", told ? json_boolean(s->lora_bias) : json_null());
+    cli_json_set(document, "r", told ? cli_json_integer(s->r) : cli_json_null());
+    cli_json_set(document, "lora_alpha", told ? cli_json_number(s->alpha) : cli_json_null());
+    cli_json_set(document, "lora_dropout", told ? cli_json_number(s->dropout) : cli_json_null());
+    cli_json_set(document, "use_rslora", told ? cli_json_boolean(s->rslora) : cli_json_null());
+    cli_json_set(document, "use_dora", told ? cli_json_boolean(s->dora) : cli_json_null());
+    cli_json_set(document, "lora_bias", told ? cli_json_boolean(s->lora_bias) : cli_json_null());
     cli_json_set(document, "target_modules",
                  s->target ? cli_json_text(s->target) : names(adapter, nbl_adapter_get_target));
     cli_json_set(document, "modules_to_save", names(adapter, nbl_adapter_get_saved));
@@ -77,18 +77,19 @@ static void print_document(const nbl_adapter *adapter, const char *base, bool wi
 {
     const nbl_adapter_summary *s = nbl_adapter_get_summary(adapter);
     cli_totals all = count_formats(adapter);
-    json_t *document = cli_json_object();
+    cli_json *document = cli_json_object();
     cli_json_set(document, "kind", cli_json_text("adapter"));
     describe_settings(adapter, s, document);
-    cli_json_set(document, "modules", json_integer(s->modules));
-    cli_json_set(document, "replaced_weights", json_integer(s->replaced));
+    cli_json_set(document, "modules", cli_json_integer(s->modules));
+    cli_json_set(document, "replaced_weights", cli_json_integer(s->replaced));
     cli_json_set(document, "parameters", cli_json_unsigned((uint64_t)s->parameters));
     cli_json_set(document, "bytes", cli_json_unsigned(s->bytes));
     cli_json_set(document, "dtype", cli_json_text(s->same_dtype ? nbl_dtype_name(s->dtype) : NULL));
     cli_json_set(document, "formats", cli_totals_json(&all));
-    cli_json_set(document, "non_finite", json_integer(s->non_finite));
+    cli_json_set(document, "non_finite", cli_json_integer(s->non_finite));
     cli_json_set(document, "base", cli_json_text(base));
-    cli_json_set(document, "fits", base && s->type ? json_boolean(s->base_problems == 0) : json_null());
+    cli_json_set(document, "fits",
+                 base && s->type ? cli_json_boolean(s->base_problems == 0) : cli_json_null());
     cli_json_set(document, "problems", cli_problems_json(problem_at, adapter));
     if (with_tensors) cli_json_set(document, "tensors", describe_tensors(adapter));
     cli_json_print(document);

@@ -23,52 +23,54 @@ static cli_totals count_formats(nbl_gguf *gguf)
 
 /* ---- for scripts ---- */
 
-static json_t *size_or_null(int64_t size)
+static cli_json *size_or_null(int64_t size)
 {
-    return size ? json_integer(size) : json_null();
+    return size ? cli_json_integer(size) : cli_json_null();
 }
 
-static json_t *describe_tokenizer(nbl_gguf *gguf, const nbl_gguf_summary *s)
+static cli_json *describe_tokenizer(nbl_gguf *gguf, const nbl_gguf_summary *s)
 {
-    if (s->tokenizer == NULL) return json_null();
-    json_t *entry = cli_json_object(), *specials = cli_json_object();
+    if (s->tokenizer == NULL) return cli_json_null();
+    cli_json *entry = cli_json_object(), *specials = cli_json_object();
     const nbl_gguf_special *special;
     for (int64_t i = 0; (special = nbl_gguf_get_special(gguf, i)) != NULL; i++) {
-        json_t *one = cli_json_object();
-        cli_json_set(one, "id", json_integer(special->id));
+        cli_json *one = cli_json_object();
+        cli_json_set(one, "id", cli_json_integer(special->id));
         cli_json_set(one, "text", cli_json_text(special->text));
         cli_json_set(specials, special->name, one);
     }
     cli_json_set(entry, "model", cli_json_text(s->tokenizer));
     cli_json_set(entry, "pre", cli_json_text(s->pre));
-    cli_json_set(entry, "tokens", json_integer(s->vocabulary));
+    cli_json_set(entry, "tokens", cli_json_integer(s->vocabulary));
     cli_json_set(entry, "special", specials);
-    cli_json_set(entry, "chat_templates", json_integer(s->chat_templates));
+    cli_json_set(entry, "chat_templates", cli_json_integer(s->chat_templates));
     return entry;
 }
 
-static json_t *describe_metadata(nbl_gguf *gguf)
+static cli_json *describe_metadata(nbl_gguf *gguf)
 {
-    json_t *list = cli_json_array();
+    cli_json *list = cli_json_array();
     const nbl_gguf_entry *entry;
     for (int64_t i = 0; (entry = nbl_gguf_get_entry(gguf, i)) != NULL; i++) {
-        json_t *one = cli_json_object(), *value = json_loads(entry->value, JSON_DECODE_ANY, NULL);
+        cli_json *one = cli_json_object();
+        cli_json_document value = cli_json_read((nbl_string){entry->value, strlen(entry->value)});
         cli_json_set(one, "key", cli_json_text(entry->key));
         cli_json_set(one, "type", cli_json_text(entry->type));
-        cli_json_set(one, "count", json_integer(entry->count));
-        cli_json_set(one, "value", value ? value : json_null());
-        cli_json_set(one, "cut", json_boolean(entry->cut));
+        cli_json_set(one, "count", cli_json_integer(entry->count));
+        cli_json_set(one, "value", value.root ? cli_json_copy(value.root) : cli_json_null());
+        cli_json_forget(&value);
+        cli_json_set(one, "cut", cli_json_boolean(entry->cut));
         cli_json_add(list, one);
     }
     return list;
 }
 
-static json_t *describe_tensors(nbl_gguf *gguf, const char *file)
+static cli_json *describe_tensors(nbl_gguf *gguf, const char *file)
 {
-    json_t *list = cli_json_array();
+    cli_json *list = cli_json_array();
     const nbl_gguf_tensor *tensor;
     for (int64_t i = 0; (tensor = nbl_gguf_get_tensor(gguf, i)) != NULL; i++) {
-        json_t *entry = cli_json_object();
+        cli_json *entry = cli_json_object();
         cli_json_set(entry, "name", cli_json_text(tensor->name));
         cli_json_set(entry, "format", cli_json_text(tensor->format));
         cli_json_set(entry, "shape", cli_shape_json(tensor->rank, tensor->shape));
@@ -84,12 +86,12 @@ static void print_document(nbl_gguf *gguf, const char *path, bool with_tensors)
     const nbl_gguf_summary *s = nbl_gguf_get_summary(gguf);
     const char *slash = strrchr(path, '/');
     cli_totals all = count_formats(gguf);
-    json_t *document = cli_json_object();
+    cli_json *document = cli_json_object();
     cli_json_set(document, "kind", cli_json_text("gguf"));
     cli_json_set(document, "type", cli_json_text(s->kind));
     cli_json_set(document, "architecture", cli_json_text(s->architecture));
     cli_json_set(document, "name", cli_json_text(s->name));
-    cli_json_set(document, "version", json_integer(s->version));
+    cli_json_set(document, "version", cli_json_integer(s->version));
     cli_json_set(document, "parameters", cli_json_unsigned((uint64_t)s->parameters));
     cli_json_set(document, "bytes", cli_json_unsigned(s->bytes));
     cli_json_set(document, "file_bytes", cli_json_unsigned(s->file_bytes));

@@ -31,11 +31,11 @@ void cli_totals_sort(cli_totals *all)
     qsort(all->rows, (size_t)all->count, sizeof *all->rows, by_bytes);
 }
 
-json_t *cli_totals_json(const cli_totals *all)
+cli_json *cli_totals_json(const cli_totals *all)
 {
-    json_t *formats = cli_json_object();
+    cli_json *formats = cli_json_object();
     for (int i = 0; i < all->count; i++) {
-        json_t *entry = cli_json_object();
+        cli_json *entry = cli_json_object();
         cli_json_set(entry, "tensors", cli_json_unsigned((uint64_t)all->rows[i].tensors));
         cli_json_set(entry, "parameters", cli_json_unsigned(all->rows[i].parameters));
         cli_json_set(entry, "bytes", cli_json_unsigned(all->rows[i].bytes));
@@ -79,9 +79,9 @@ void cli_fact(const char *name, const char *text)
     cli_wrap(cli_out(), text, 16, 16);
 }
 
-json_t *cli_problems_json(cli_problem_fn *problem, const void *from)
+cli_json *cli_problems_json(cli_problem_fn *problem, const void *from)
 {
-    json_t *problems = cli_json_array();
+    cli_json *problems = cli_json_array();
     const char *text;
     for (int64_t i = 0; (text = problem(from, i)) != NULL; i++) cli_json_add(problems, cli_json_text(text));
     return problems;
@@ -99,9 +99,9 @@ void cli_problems_print(cli_problem_fn *problem, const void *from)
 
 /* ---- tensors ---- */
 
-json_t *cli_shape_json(int rank, const int64_t *shape)
+cli_json *cli_shape_json(int rank, const int64_t *shape)
 {
-    json_t *array = cli_json_array();
+    cli_json *array = cli_json_array();
     for (int i = 0; i < rank; i++) cli_json_add(array, cli_json_unsigned((uint64_t)shape[i]));
     return array;
 }

@@ -23,8 +23,8 @@ static int run_logits(cli_call *call)
     if (code == NBL_OK) code = nbl_model_write_logits(model, ids.lists, ids.count, out, force);
     status = code == NBL_OK ? CLI_DONE : cli_failure(call, ctx, code);
     if (code == NBL_OK && call->json) {
-        json_t *document = cli_json_object();
-        cli_json_set(document, "sequences", json_integer(ids.count));
+        cli_json *document = cli_json_object();
+        cli_json_set(document, "sequences", cli_json_integer(ids.count));
         cli_json_print(document);
     }
     nbl_model_close(model);
@@ -56,9 +56,9 @@ static int run_grads(cli_call *call)
                                          (int)cli_get(call, "dropout")->integer, out, force, &loss, &trained);
     status = code == NBL_OK ? CLI_DONE : cli_failure(call, ctx, code);
     if (code == NBL_OK && call->json) {
-        json_t *document = cli_json_object();
+        cli_json *document = cli_json_object();
         cli_json_set(document, "loss", cli_json_number(loss));
-        cli_json_set(document, "trained_tokens", json_integer(trained));
+        cli_json_set(document, "trained_tokens", cli_json_integer(trained));
         cli_json_print(document);
     } else if (code == NBL_OK && !call->quiet) {
         fprintf(cli_out(), "loss %.7g over %" PRId64 " trained tokens\n", loss, trained);

@@ -7,7 +7,7 @@
 static void print_document(const cli_call *call, const nbl_merge_report *report, double seconds)
 {
     bool verified = report->verified;
-    json_t *document = cli_json_object();
+    cli_json *document = cli_json_object();
     cli_json_set(document, "out", cli_json_text(call->arguments[2]));
     cli_json_set(document, "dtype", cli_json_text(nbl_dtype_name(report->dtype)));
     cli_json_set(document, "tensors", cli_json_unsigned((uint64_t)report->tensors));
@@ -15,13 +15,13 @@ static void print_document(const cli_call *call, const nbl_merge_report *report,
     cli_json_set(document, "bytes_in", cli_json_unsigned(report->bytes_in));
     cli_json_set(document, "bytes_out", cli_json_unsigned(report->bytes_out));
     cli_json_set(document, "files", cli_json_unsigned((uint64_t)report->files));
-    cli_json_set(document, "verified", json_boolean(verified));
+    cli_json_set(document, "verified", cli_json_boolean(verified));
     cli_json_set(document, "max_logit_deviation",
-                 verified ? cli_json_number(report->max_logit_deviation) : json_null());
+                 verified ? cli_json_number(report->max_logit_deviation) : cli_json_null());
     cli_json_set(document, "relative_deviation",
-                 verified ? cli_json_number(report->relative_deviation) : json_null());
+                 verified ? cli_json_number(report->relative_deviation) : cli_json_null());
     cli_json_set(document, "allowed_deviation",
-                 verified ? cli_json_number(report->allowed_deviation) : json_null());
+                 verified ? cli_json_number(report->allowed_deviation) : cli_json_null());
     cli_json_set(document, "seconds", cli_json_number(seconds));
     cli_json_print(document);
 }

@@ -11,9 +11,9 @@
 
 enum { MAX_VALUES = 16 }; /* of the values, only the largest are shown */
 
-static json_t *arenas_json(const nbl_plan_arenas *a)
+static cli_json *arenas_json(const nbl_plan_arenas *a)
 {
-    json_t *arenas = cli_json_object();
+    cli_json *arenas = cli_json_object();
     cli_json_set(arenas, "weights", cli_json_unsigned(a->weights));
     cli_json_set(arenas, "adapters", cli_json_unsigned(a->adapters));
     cli_json_set(arenas, "optimizer", cli_json_unsigned(a->optimizer));
@@ -24,16 +24,16 @@ static json_t *arenas_json(const nbl_plan_arenas *a)
     return arenas;
 }
 
-static json_t *ops_json(const nbl_model_plan *p)
+static cli_json *ops_json(const nbl_model_plan *p)
 {
-    json_t *ops = cli_json_array();
+    cli_json *ops = cli_json_array();
     const nbl_planned_op *op;
     for (int64_t i = 0; (op = nbl_model_plan_get_op(p, i)); i++) {
-        json_t *it = cli_json_object();
+        cli_json *it = cli_json_object();
         cli_json_set(it, "op", cli_json_text(op->op));
         cli_json_set(it, "impl", cli_json_text(op->impl));
         cli_json_set(it, "pass", cli_json_text(nbl_plan_pass_name(op->pass)));
-        cli_json_set(it, "count", json_integer(op->count));
+        cli_json_set(it, "count", cli_json_integer(op->count));
         cli_json_set(it, "flops", cli_json_number(op->flops));
         cli_json_set(it, "bytes", cli_json_number(op->bytes));
         cli_json_add(ops, it);
@@ -41,12 +41,12 @@ static json_t *ops_json(const nbl_model_plan *p)
     return ops;
 }
 
-static json_t *casts_json(const nbl_model_plan *p)
+static cli_json *casts_json(const nbl_model_plan *p)
 {
-    json_t *casts = cli_json_array();
+    cli_json *casts = cli_json_array();
     const nbl_planned_cast *cast;
     for (int64_t i = 0; (cast = nbl_model_plan_get_cast(p, i)); i++) {
-        json_t *it = cli_json_object();
+        cli_json *it = cli_json_object();
         cli_json_set(it, "at", cli_json_text(cast->at));
         cli_json_set(it, "from", cli_json_text(nbl_dtype_name(cast->from)));
         cli_json_set(it, "to", cli_json_text(nbl_dtype_name(cast->to)));
@@ -56,17 +56,17 @@ static json_t *casts_json(const nbl_model_plan *p)
     return casts;
 }
 
-static json_t *values_json(const nbl_model_plan *p)
+static cli_json *values_json(const nbl_model_plan *p)
 {
-    json_t *values = cli_json_array();
+    cli_json *values = cli_json_array();
     const nbl_planned_value *v;
     for (int64_t i = 0; i < MAX_VALUES && (v = nbl_model_plan_get_value(p, i)); i++) {
-        json_t *it = cli_json_object(), *shape = cli_json_array();
-        for (int k = 0; k < v->rank; k++) cli_json_add(shape, json_integer(v->shape[k]));
+        cli_json *it = cli_json_object(), *shape = cli_json_array();
+        for (int k = 0; k < v->rank; k++) cli_json_add(shape, cli_json_integer(v->shape[k]));
         cli_json_set(it, "name", cli_json_text(v->name));
-        cli_json_set(it, "count", json_integer(v->count));
+        cli_json_set(it, "count", cli_json_integer(v->count));
         cli_json_set(it, "arena", cli_json_text(nbl_plan_arena_name(v->arena)));
-        cli_json_set(it, "dtype", v->rank ? cli_json_text(nbl_dtype_name(v->dtype)) : json_null());
+        cli_json_set(it, "dtype", v->rank ? cli_json_text(nbl_dtype_name(v->dtype)) : cli_json_null());
         cli_json_set(it, "shape", shape);
         cli_json_set(it, "bytes", cli_json_unsigned(v->bytes));
         cli_json_add(values, it);
@@ -77,9 +77,9 @@ static json_t *values_json(const nbl_model_plan *p)
 static void print_json(const nbl_model_plan *p)
 {
     const nbl_model_plan_summary *s = nbl_model_plan_get_summary(p);
-    json_t *document = cli_json_object(), *again = cli_json_object();
+    cli_json *document = cli_json_object(), *again = cli_json_object();
     cli_json_set(again, "mode", cli_json_text(nbl_plan_recompute_name(s->recompute)));
-    cli_json_set(again, "layers", json_integer(s->recomputed_layers));
+    cli_json_set(again, "layers", cli_json_integer(s->recomputed_layers));
     cli_json_set(again, "flops", cli_json_number(s->recompute_flops));
     cli_json_set(document, "arenas", arenas_json(&s->arenas));
     cli_json_set(document, "total_bytes", cli_json_unsigned(s->total_bytes));
@@ -87,10 +87,10 @@ static void print_json(const nbl_model_plan *p)
     cli_json_set(document, "casts", casts_json(p));
     cli_json_set(document, "ops", ops_json(p));
     cli_json_set(document, "recompute", again);
-    cli_json_set(document, "decoded_weights", json_integer(s->dequantized_weights));
+    cli_json_set(document, "decoded_weights", cli_json_integer(s->dequantized_weights));
     cli_json_set(document, "decoded_bytes", cli_json_unsigned(s->dequantized_bytes));
     cli_json_set(document, "host_bytes", cli_json_unsigned(s->host_bytes));
-    cli_json_set(document, "longest_sequence", json_integer(s->longest_sequence));
+    cli_json_set(document, "longest_sequence", cli_json_integer(s->longest_sequence));
     cli_json_set(document, "smallest_memory", cli_json_unsigned(s->smallest_memory));
     cli_json_print(document);
 }

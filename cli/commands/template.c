@@ -18,7 +18,7 @@ typedef struct work {
 } work;
 
 /* Encodes a text without adding special tokens. */
-static nbl_status ids_of(work *w, nbl_string text, json_t **list)
+static nbl_status ids_of(work *w, nbl_string text, cli_json **list)
 {
     nbl_ids ids;
     if (w->tokenizer == NULL) {
@@ -28,38 +28,32 @@ static nbl_status ids_of(work *w, nbl_string text, json_t **list)
     nbl_status code = nbl_tokenizer_encode(w->tokenizer, text.text, text.size, 0, &ids);
     if (code != NBL_OK) return code;
     *list = cli_json_array();
-    for (int64_t i = 0; i < ids.count; i++) cli_json_add(*list, json_integer(ids.ids[i]));
+    for (int64_t i = 0; i < ids.count; i++) cli_json_add(*list, cli_json_integer(ids.ids[i]));
     nbl_ids_free(w->ctx, &ids);
     return NBL_OK;
 }
 
-static json_t *spans_of(const nbl_rendering *rendering)
+static cli_json *spans_of(const nbl_rendering *rendering)
 {
-    json_t *list = cli_json_array();
+    cli_json *list = cli_json_array();
     int64_t start, end;
     for (int64_t i = 0; nbl_rendering_span(rendering, i, &start, &end); i++) {
-        json_t *span = cli_json_array();
-        cli_json_add(span, json_integer(start));
-        cli_json_add(span, json_integer(end));
+        cli_json *span = cli_json_array();
+        cli_json_add(span, cli_json_integer(start));
+        cli_json_add(span, cli_json_integer(end));
         cli_json_add(list, span);
     }
     return list;
 }
 
-static json_t *text_of(nbl_string text)
+static nbl_status describe(work *w, const nbl_rendering *rendering, cli_json **document)
 {
-    json_t *value = json_stringn(text.text, text.size);
-    return value ? value : cli_json_text(cli_clean(text.text));
-}
-
-static nbl_status describe(work *w, const nbl_rendering *rendering, json_t **document)
-{
-    json_t *ids = NULL;
+    cli_json *ids = NULL;
     nbl_string text = nbl_rendering_text(rendering);
     nbl_status code = ids_of(w, text, &ids);
     if (code != NBL_OK) return code;
     *document = cli_json_object();
-    cli_json_set(*document, "text", text_of(text));
+    cli_json_set(*document, "text", cli_json_string(text));
     cli_json_set(*document, "ids", ids);
     cli_json_set(*document, "trained", spans_of(rendering));
     return NBL_OK;
@@ -101,7 +95,7 @@ static int run_one(work *w)
     nbl_status code = nbl_chat_template_render(w->template, &chat, &rendering);
     if (code != NBL_OK) return cli_failure(w->call, w->ctx, code);
     if (w->call->json) {
-        json_t *document;
+        cli_json *document;
         code = describe(w, rendering, &document);
         if (code == NBL_OK) cli_json_print_compact(document);
     } else {
@@ -114,16 +108,16 @@ static int run_one(work *w)
 
 /* ---- a batch ---- */
 
-static nbl_status run_line(work *w, const char *where, nbl_string line, json_t *results)
+static nbl_status run_line(work *w, const char *where, nbl_string line, cli_json *results)
 {
     nbl_rendering *rendering;
     nbl_status code = nbl_chat_template_render_line(w->template, where, line, &rendering);
     if (code != NBL_OK) return code;
     nbl_string error = nbl_rendering_error(rendering);
-    json_t *entry = NULL;
+    cli_json *entry = NULL;
     if (error.text) {
         entry = cli_json_object();
-        cli_json_set(entry, "error", text_of(error));
+        cli_json_set(entry, "error", cli_json_string(error));
     } else {
         code = describe(w, rendering, &entry);
     }
@@ -142,7 +136,7 @@ static int run_batch(work *w)
     const char *path = cli_get(w->call, "batch")->text;
     nbl_string all;
     if (!cli_read_file(w->call, path, &all)) return CLI_FAILED;
-    json_t *results = cli_json_array();
+    cli_json *results = cli_json_array();
     nbl_status code = NBL_OK;
     int64_t number = 0;
     for (size_t at = 0; at < all.size && code == NBL_OK;) {
@@ -154,19 +148,18 @@ static int run_batch(work *w)
         code = run_line(w, cli_format("%s: line %" PRId64, path, number), line, results);
     }
     if (code != NBL_OK) {
-        json_decref(results);
+        cli_json_free(results);
         return cli_failure(w->call, w->ctx, code);
     }
     if (w->call->json) {
-        json_t *document = cli_json_object();
+        cli_json *document = cli_json_object();
         cli_json_set(document, "results", results);
         cli_json_print_compact(document);
         return CLI_DONE;
     }
-    size_t i;
-    json_t *entry;
-    json_array_foreach (results, i, entry) cli_json_print_compact(json_incref(entry));
-    json_decref(results);
+    for (int64_t i = 0; i < cli_json_count(results); i++)
+        cli_json_print_compact(cli_json_copy(cli_json_item(results, i)));
+    cli_json_free(results);
     return CLI_DONE;
 }
 

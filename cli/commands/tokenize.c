@@ -22,20 +22,20 @@ static int64_t read_lines(const cli_call *call, const char *path, nbl_string **t
     for (size_t at = 0; at < all.size;) {
         const char *end = memchr(all.text + at, '\n', all.size - at);
         size_t size = end ? (size_t)(end - all.text) - at : all.size - at;
-        json_error_t why;
+        cli_json_document document = cli_json_read((nbl_string){all.text + at, size});
+        nbl_string text;
         line++;
-        json_t *value = json_loadb(all.text + at, size, JSON_DECODE_ANY | JSON_ALLOW_NUL, &why);
-        if (!json_is_string(value)) {
+        bool good = cli_json_is_string(document.root, &text);
+        if (good) {
+            char *copy = cli_alloc(text.size + 1);
+            memcpy(copy, text.text, text.size);
+            (*texts)[count++] = (nbl_string){copy, text.size};
+        } else {
             cli_error(call, NBL_ERROR_FORMAT, NULL, "%s: line %" PRId64 ": %s", path, line,
-                      value ? "not a JSON string" : cli_clean(why.text));
-            json_decref(value);
-            return -1;
+                      document.wrong ? document.wrong : "not a JSON string");
         }
-        size_t length = json_string_length(value);
-        char *copy = cli_alloc(length + 1);
-        memcpy(copy, json_string_value(value), length);
-        (*texts)[count++] = (nbl_string){copy, length};
-        json_decref(value);
+        cli_json_forget(&document);
+        if (!good) return -1;
         at += size + 1;
     }
     return count;
@@ -43,17 +43,17 @@ static int64_t read_lines(const cli_call *call, const char *path, nbl_string **t
 
 /* ---- output ---- */
 
-static json_t *list_of(const nbl_ids *ids)
+static cli_json *list_of(const nbl_ids *ids)
 {
-    json_t *list = cli_json_array();
-    for (int64_t i = 0; i < ids->count; i++) cli_json_add(list, json_integer(ids->ids[i]));
+    cli_json *list = cli_json_array();
+    for (int64_t i = 0; i < ids->count; i++) cli_json_add(list, cli_json_integer(ids->ids[i]));
     return list;
 }
 
 /* Prints ids as JSON on one line, because there can be thousands. */
-static void print_document(const char *key, json_t *value)
+static void print_document(const char *key, cli_json *value)
 {
-    json_t *document = cli_json_object();
+    cli_json *document = cli_json_object();
     cli_json_set(document, key, value);
     cli_json_print_compact(document);
 }
@@ -68,7 +68,7 @@ static void print_ids(const nbl_ids *ids)
 
 static nbl_status decode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_context *ctx, const cli_ids *ids)
 {
-    json_t *texts = cli_json_array();
+    cli_json *texts = cli_json_array();
     nbl_status code = NBL_OK;
     for (int64_t i = 0; i < ids->count && code == NBL_OK; i++) {
         char *text;
@@ -76,7 +76,7 @@ static nbl_status decode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_con
         code = nbl_tokenizer_decode(tokenizer, ids->lists[i].ids, ids->lists[i].count,
                                     (int)cli_get(call, "no-special")->integer, &text, &size);
         if (code != NBL_OK) break;
-        if (call->json) cli_json_add(texts, json_stringn(text, size));
+        if (call->json) cli_json_add(texts, cli_json_string((nbl_string){text, size}));
         else {
             cli_put_text(cli_out(), (nbl_string){text, size});
             fputc('\n', cli_out());
@@ -84,7 +84,7 @@ static nbl_status decode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_con
         nbl_text_free(ctx, text, size);
     }
     if (call->json && code == NBL_OK) print_document("texts", texts);
-    else json_decref(texts);
+    else cli_json_free(texts);
     return code;
 }
 
@@ -98,7 +98,7 @@ static nbl_status encode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_con
     if (code != NBL_OK) return code;
     if (call->json && flat) print_document("ids", list_of(&lists[0]));
     else if (call->json) {
-        json_t *all = cli_json_array();
+        cli_json *all = cli_json_array();
         for (int64_t i = 0; i < count; i++) cli_json_add(all, list_of(&lists[i]));
         print_document("ids", all);
     } else {

@@ -122,15 +122,16 @@ static nbl_status open_run(nbl_context *ctx, const cli_call *call, nbl_run **r)
 static void print_summary(const cli_call *call, const nbl_run_info *info, const nbl_train_summary *s)
 {
     if (call->json) {
-        json_t *document = cli_json_object();
+        cli_json *document = cli_json_object();
         cli_json_set(document, "output_dir", cli_json_text(info->output_dir));
         cli_json_set(document, "step", cli_json_unsigned((uint64_t)s->step));
         cli_json_set(document, "steps", cli_json_unsigned((uint64_t)s->steps));
         cli_json_set(document, "loss", cli_json_number(s->loss));
-        cli_json_set(document, "eval_loss", s->eval_loss > 0 ? cli_json_number(s->eval_loss) : json_null());
+        cli_json_set(document, "eval_loss",
+                     s->eval_loss > 0 ? cli_json_number(s->eval_loss) : cli_json_null());
         cli_json_set(document, "result_step", cli_json_unsigned((uint64_t)s->result_step));
         cli_json_set(document, "best_eval_loss",
-                     s->best_eval_loss > 0 ? cli_json_number(s->best_eval_loss) : json_null());
+                     s->best_eval_loss > 0 ? cli_json_number(s->best_eval_loss) : cli_json_null());
         cli_json_set(document, "seconds", cli_json_number(s->seconds));
         cli_json_set(document, "report",
                      cli_json_text(info->report ? cli_format("%s/report.html", info->output_dir) : NULL));
@@ -173,7 +174,7 @@ static int check(const cli_call *call, nbl_context *ctx)
     nbl_status code = cli_run_open(call, ctx, call->arguments[0], cli_get(call, "set"), &r);
     if (code != NBL_OK) status = cli_failure(call, ctx, code);
     else if (call->json) {
-        json_t *document = cli_json_object();
+        cli_json *document = cli_json_object();
         cli_json_set(document, "file", cli_json_text(call->arguments[0]));
         cli_json_set(document, "base_model", cli_json_text(nbl_run_get_info(r)->base_model));
         cli_json_set(document, "output_dir", cli_json_text(nbl_run_get_info(r)->output_dir));

@@ -51,7 +51,4 @@ nbl_status nbl__conversation_tools(nbl__conversation *conversation, const nbl__j
  * conversation, with room for one more part per turn. */
 nbl_status nbl__conversation_probe(nbl__conversation *conversation, nbl__example_text *example_text);
 
-/* Appends the value as JSON text. Members that are null are left out unless `nulls`. */
-void nbl__json_print(nbl__text *out, const nbl__json *value, bool nulls);
-
 #endif

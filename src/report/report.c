@@ -1,30 +1,119 @@
-/* report.c - the sections of the report, and the page that they are filled into. See report.h.
+/* report.c - the facts of a run as JSON, and the page that shows them. See report.h.
  *
- * The page is report_page.html, compiled in. Each {{name}} in it is replaced by the section of
- * that name (nbl__report_print). A section appends HTML; all texts from outside go through
- * nbl__html_text. */
+ * All texts and numbers of the page are in this JSON; report_page.html decides how they look. */
 #include "report/report.h"
 
 #include <math.h>
 #include <stdlib.h>
 
 #include "base/file/output.h"
-#include "report/report_text.h"
+#include "base/json/json_write.h"
+#include "base/visible.h"
 #include "run/run_changes.h"
 
 static const char page[] =
 #include "report/report_page.inc"
     ;
 
-/* A section of the page: {{name}} is replaced with what print appends. */
-typedef struct section {
-    const char *name;
-    void (*print)(nbl__text *out, const nbl__report *r);
-} section;
+/* The JSON under construction. Failures stay in the text's status, so writers return nothing. */
+typedef nbl__json_writer writer;
 
-static void add(nbl__text *out, const char *html)
+/* ---- values ---- */
+
+/* Appends bytes of JSON to the page. '<' stands in strings only; written out it ends no <script>. */
+static nbl_status add(void *to, const char *bytes, size_t size)
 {
-    nbl__text_add(out, html, strlen(html));
+    nbl__text *out = to;
+    for (const char *at = bytes, *end = bytes + size; at < end;) {
+        const char *found = memchr(at, '<', (size_t)(end - at)), *stop = found ? found : end;
+        nbl__text_add(out, at, (size_t)(stop - at));
+        if (found) nbl__text_printf(out, "\\u003c");
+        at = found ? found + 1 : end;
+    }
+    return out->status;
+}
+
+static void key(writer *w, const char *name)
+{
+    (void)nbl__json_key(w, name, strlen(name));
+}
+
+static void open_list(writer *w, const char *name)
+{
+    key(w, name);
+    (void)nbl__json_open(w, '[');
+}
+
+static void close_list(writer *w)
+{
+    (void)nbl__json_close(w, ']');
+}
+
+/* Writes a text from outside, with hidden characters written out. NULL becomes null. */
+static void put_text(writer *w, const char *text)
+{
+    nbl__text shown = {.ctx = ((nbl__text *)w->to)->ctx};
+    char one[NBL_MAX_VISIBLE];
+    if (text == NULL) {
+        (void)nbl__json_word(w, "null");
+        return;
+    }
+    for (const char *at = text, *end = text + strlen(text); at < end;) {
+        at += nbl__visible(at, end, true, one);
+        nbl__text_add(&shown, one, strlen(one));
+    }
+    if (shown.status == NBL_OK) (void)nbl__json_string(w, shown.text ? shown.text : "", shown.size);
+    else ((nbl__text *)w->to)->status = shown.status;
+    nbl__text_free(&shown);
+}
+
+static void text(writer *w, const char *name, const char *value)
+{
+    key(w, name);
+    put_text(w, value);
+}
+
+static void count(writer *w, const char *name, int64_t value)
+{
+    key(w, name);
+    (void)nbl__json_integer(w, value);
+}
+
+/* A number that is not finite becomes null. */
+static void number(writer *w, const char *name, double value)
+{
+    key(w, name);
+    (void)nbl__json_real(w, value);
+}
+
+static void truth(writer *w, const char *name, bool value)
+{
+    key(w, name);
+    (void)nbl__json_word(w, value ? "true" : "false");
+}
+
+/* A row of a table: [name, value]. */
+static void open_row(writer *w, const char *name)
+{
+    (void)nbl__json_item(w);
+    (void)nbl__json_open(w, '[');
+    (void)nbl__json_item(w);
+    (void)nbl__json_string(w, name, strlen(name));
+    (void)nbl__json_item(w);
+}
+
+static void row_count(writer *w, const char *name, int64_t value)
+{
+    open_row(w, name);
+    (void)nbl__json_integer(w, value);
+    close_list(w);
+}
+
+static void row_text(writer *w, const char *name, const char *value)
+{
+    open_row(w, name);
+    put_text(w, value);
+    close_list(w);
 }
 
 /* ---- numbers from the records ---- */
@@ -71,334 +160,163 @@ static double median_throughput(const nbl__report *r)
     return values[n / 2];
 }
 
-/* ---- the head ---- */
+/* ---- the sections ---- */
 
-static const char *base_name(const char *path)
+static void put_method(writer *w, const nbl__run_config *c)
 {
-    const char *name = path;
-    for (const char *at = path; *at; at++)
-        if (*at == '/' && at[1] != '\0' && at[1] != '/') name = at + 1;
-    return name;
+    nbl__text method = {.ctx = ((nbl__text *)w->to)->ctx};
+    nbl__text_printf(&method, "%s",
+                     c->full                       ? "full fine-tuning"
+                     : c->dora                     ? "DoRA"
+                     : c->qlora || c->load_in_4bit ? "QLoRA"
+                                                   : "LoRA");
+    if (!c->full && c->lora_r > 0) nbl__text_printf(&method, ", rank %" PRId64, c->lora_r);
+    put_text(w, method.text ? method.text : "");
+    nbl__text_free(&method);
 }
 
-static void print_method(nbl__text *out, const nbl__report *r)
-{
-    const nbl__run_config *c = r->config;
-    if (c->full) return add(out, "full fine-tuning");
-    add(out, c->dora ? "DoRA" : c->qlora || c->load_in_4bit ? "QLoRA" : "LoRA");
-    if (c->lora_r > 0) nbl__text_printf(out, ", rank %" PRId64, c->lora_r);
-}
-
-static void print_title(nbl__text *out, const nbl__report *r)
-{
-    nbl__html_text(out, base_name(r->config->base_model));
-    add(out, ": ");
-    print_method(out, r);
-}
-
-static void print_state(nbl__text *out, const nbl__report *r)
-{
-    bool good = !r->interrupted && r->stopped == NULL;
-    nbl__text_printf(out, "<span class=\"state %s\">", good ? "good" : "warn");
-    if (good) add(out, "Finished");
-    else nbl__text_printf(out, "%s after step %" PRId64, r->interrupted ? "Interrupted" : "Stopped", r->step);
-    if (r->stopped) {
-        add(out, ": ");
-        nbl__html_text(out, r->stopped);
-    }
-    add(out, "</span> · model ");
-    nbl__html_text(out, r->config->base_model);
-    if (r->config->load_best && !r->interrupted) {
-        nbl__text_printf(out, " · result of step %" PRId64, r->result_step);
-        if (isfinite(r->best_eval)) add(out, ", the best, in ");
-        else add(out, " in ");
-    } else add(out, " · result in ");
-    nbl__html_text(out, r->config->output_dir);
-}
-
-/* ---- tiles ---- */
-
-static void open_tile(nbl__text *out, const char *name)
-{
-    nbl__text_printf(out, "<div class=\"tile\"><span>%s</span><b>", name);
-}
-
-static void close_tile(nbl__text *out)
-{
-    add(out, "</small></div>\n");
-}
-
-static void print_losses(nbl__text *out, const nbl__report *r)
+static void put_course(writer *w, const nbl__report *r)
 {
     const nbl__record *first = find_record(r, false, false), *last = find_record(r, false, true),
-                      *eval = find_record(r, true, true);
-    open_tile(out, "final loss");
-    nbl__html_number(out, last ? last->loss : NAN, 4);
-    add(out, "</b><small>");
-    if (last && last != first) {
-        add(out, "from ");
-        nbl__html_number(out, first->loss, 4);
-    }
-    close_tile(out);
-    open_tile(out, "evaluation loss");
-    nbl__html_number(out, eval ? eval->loss : NAN, 4);
-    add(out, "</b><small>");
-    const nbl__record *best = best_evaluation(r);
-    if (best) {
-        add(out, r->config->greater_is_better ? "highest " : "lowest ");
-        nbl__html_number(out, best->loss, 4);
-        nbl__text_printf(out, " at step %" PRId64, best->step);
-    } else add(out, eval ? "none is finite" : "not evaluated");
-    close_tile(out);
+                      *eval = find_record(r, true, true), *best = best_evaluation(r);
+    truth(w, "interrupted", r->interrupted);
+    text(w, "stopped", r->stopped);
+    count(w, "step", r->step);
+    count(w, "steps", r->steps);
+    count(w, "first_step", r->first_step);
+    number(w, "epoch", r->epoch);
+    number(w, "seconds", r->seconds);
+    truth(w, "load_best", r->config->load_best);
+    count(w, "result_step", r->result_step);
+    number(w, "best_eval", r->best_eval);
+    truth(w, "greater_is_better", r->config->greater_is_better);
+    if (last && last != first) number(w, "first_loss", first->loss);
+    number(w, "final_loss", last ? last->loss : NAN);
+    truth(w, "evaluated", eval != NULL);
+    number(w, "eval_loss", eval ? eval->loss : NAN);
+    if (best) number(w, "extreme_loss", best->loss), count(w, "extreme_step", best->step);
+    number(w, "tokens_per_second", median_throughput(r));
+    count(w, "memory_bytes", (int64_t)r->memory_bytes);
+    count(w, "memory_budget", (int64_t)r->config->memory);
 }
 
-static void print_tiles(nbl__text *out, const nbl__report *r)
-{
-    print_losses(out, r);
-    open_tile(out, "steps");
-    nbl__html_count(out, r->step);
-    nbl__text_printf(out, "</b><small>of ");
-    nbl__html_count(out, r->steps);
-    add(out, ", ");
-    nbl__html_fixed(out, r->epoch, 2);
-    add(out, " epochs");
-    close_tile(out);
-    open_tile(out, "tokens per second");
-    nbl__html_number(out, median_throughput(r), 4);
-    add(out, "</b><small>median");
-    close_tile(out);
-    open_tile(out, "duration");
-    nbl__html_duration(out, r->seconds);
-    add(out, "</b><small>");
-    if (r->first_step > 0) nbl__text_printf(out, "since step %" PRId64, r->first_step);
-    close_tile(out);
-    open_tile(out, "planned memory");
-    nbl__html_bytes(out, r->memory_bytes);
-    add(out, "</b><small>");
-    if (r->config->memory) {
-        add(out, "of ");
-        nbl__html_bytes(out, r->config->memory);
-    }
-    close_tile(out);
-}
-
-/* ---- samples ---- */
-
-static void print_part(nbl__text *out, const char *style, const char *name, const char *text)
-{
-    nbl__text_printf(out, "<div class=\"%s\"><h3>%s</h3><pre>", style, name);
-    nbl__html_text(out, text && *text ? text : text ? "(nothing)" : "(not made)");
-    add(out, "</pre></div>\n");
-}
-
-static void print_samples(nbl__text *out, const nbl__report *r)
+static void put_samples(writer *w, const nbl__report *r)
 {
     const nbl__samples *s = r->samples;
+    open_list(w, "samples");
     for (int64_t i = 0; s && i < s->count; i++) {
         const nbl__sample *it = &s->items[i];
-        add(out, "<div class=\"card\">\n");
-        print_part(out, "prompt", "Prompt", it->text);
-        add(out, "<div class=\"pair\">\n");
-        print_part(out, "before", "Before", it->before);
-        print_part(out, "after", "After", it->after);
-        print_part(out, "wanted", "In the data", it->wanted);
-        add(out, "</div>\n</div>\n");
+        (void)nbl__json_item(w);
+        (void)nbl__json_open(w, '{');
+        text(w, "prompt", it->text);
+        text(w, "before", it->before);
+        text(w, "after", it->after);
+        text(w, "wanted", it->wanted);
+        (void)nbl__json_close(w, '}');
     }
-    const char *missing = s ? s->missing : NULL;
-    if (missing == NULL && s && s->count && s->items[0].after == NULL)
-        missing = "the run was interrupted; the end of it writes what comes after";
-    if (missing || s == NULL || s->count == 0) {
-        add(out, "<p class=\"note\">");
-        nbl__html_text(out, s && s->count ? "" : "No samples: ");
-        nbl__html_text(out, missing ? missing : "none were asked for");
-        add(out, ".</p>\n");
-    } else
-        nbl__text_printf(
-            out, "<p class=\"note\">Prompts from the %s, continued greedily, at most %d tokens.</p>\n",
-            r->held_back ? "examples held back" : "first examples", (int)NBL_SAMPLE_TOKENS);
+    close_list(w);
+    text(w, "samples_missing", s ? s->missing : NULL);
+    count(w, "sample_tokens", NBL_SAMPLE_TOKENS);
+    count(w, "held_back", r->held_back);
 }
 
-/* ---- tables ---- */
-
-static void open_row(nbl__text *out, const char *name)
+static void put_memory(writer *w, const nbl__report *r)
 {
-    nbl__text_printf(out, "<tr><td>%s</td><td>", name);
+    open_list(w, "memory");
+    row_count(w, "weights, as they are kept", (int64_t)r->arenas.weights);
+    row_count(w, r->config->full ? "masters and gradients" : "adapters, norms, gradients",
+              (int64_t)r->arenas.adapters);
+    row_count(w, "optimiser (moments)", (int64_t)r->arenas.optimizer);
+    row_count(w, "saved from forward to backward", (int64_t)r->arenas.saved);
+    row_count(w, r->arenas.device ? "scratch, inputs, the device's context" : "scratch and inputs",
+              (int64_t)(r->arenas.scratch + r->arenas.device));
+    close_list(w);
+    text(w, "recompute",
+         r->recompute == NBL_RECOMPUTE_NONE    ? "none"
+         : r->recompute < NBL_RECOMPUTE_LAYERS ? "part"
+                                               : "whole");
+    count(w, "recomputed_layers", r->recomputed_layers);
+    count(w, "layers", r->layers);
 }
 
-static void row_count(nbl__text *out, const char *name, int64_t value)
+static void put_data(writer *w, const nbl__report *r)
 {
-    open_row(out, name);
-    nbl__html_count(out, value);
-    add(out, "</td></tr>\n");
-}
-
-static void row_text(nbl__text *out, const char *name, const char *value)
-{
-    open_row(out, name);
-    nbl__html_text(out, value);
-    add(out, "</td></tr>\n");
-}
-
-static void print_memory(nbl__text *out, const nbl__report *r)
-{
-    const struct {
-        const char *name;
-        uint64_t bytes;
-    } parts[] = {
-        {"weights, as they are kept", r->arenas.weights},
-        {r->config->full ? "masters and gradients" : "adapters, norms, gradients", r->arenas.adapters},
-        {"optimiser (moments)", r->arenas.optimizer},
-        {"saved from forward to backward", r->arenas.saved},
-        {r->arenas.device ? "scratch, inputs, the device's context" : "scratch and inputs",
-         r->arenas.scratch + r->arenas.device},
-    };
-    enum { PARTS = sizeof parts / sizeof *parts };
-    uint64_t total = 0;
-    for (int i = 0; i < PARTS; i++) total += parts[i].bytes / 1024;
-    add(out, "<div class=\"card\">\n<div class=\"bar\">");
-    for (int i = 0; i < PARTS; i++) {
-        int share = total ? (int)(10000 * (double)(parts[i].bytes / 1024) / (double)total) : 0;
-        if (share) nbl__text_printf(out, "<i class=\"c%d\" style=\"flex:%d 1 0\"></i>", i, share);
-    }
-    add(out, "</div>\n<table>\n");
-    for (int i = 0; i < PARTS; i++) {
-        nbl__text_printf(out, "<tr><td><span class=\"swatch c%d\"></span>%s</td><td>", i, parts[i].name);
-        nbl__html_bytes(out, parts[i].bytes);
-        add(out, "</td></tr>\n");
-    }
-    open_row(out, "<b>in all</b>");
-    nbl__html_bytes(out, r->memory_bytes);
-    add(out, "</td></tr>\n");
-    open_row(out, "recomputed in the backward pass");
-    if (r->recompute == NBL_RECOMPUTE_NONE) add(out, "nothing");
-    else
-        nbl__text_printf(out, "%s%" PRId64 " of %" PRId64 " layers",
-                         r->recompute < NBL_RECOMPUTE_LAYERS ? "norms, rotations and the like of " : "",
-                         r->recomputed_layers, r->layers);
-    add(out, "</td></tr>\n</table>\n</div>\n");
-}
-
-static void print_data(nbl__text *out, const nbl__report *r)
-{
-    add(out, "<div class=\"card\"><table>\n");
-    row_count(out, "examples", r->data.examples);
-    row_count(out, "of them held back", r->held_back);
-    row_count(out, "tokens", r->data.tokens);
-    row_count(out, "trained tokens", r->data.trained_tokens);
-    row_count(out, "truncated", r->data.truncated);
-    row_count(out, "dropped: too long", r->data.too_long);
-    if (r->config->min_sample_len) row_count(out, "dropped: too short", r->data.too_short);
-    row_count(out, "dropped: bad", r->data.bad);
-    row_count(out, "dropped: nothing trained", r->data.untrained);
-    if (r->config->deduplicate) row_count(out, "dropped: seen before", r->data.duplicates);
+    open_list(w, "data");
+    row_count(w, "examples", r->data.examples);
+    row_count(w, "of them held back", r->held_back);
+    row_count(w, "tokens", r->data.tokens);
+    row_count(w, "trained tokens", r->data.trained_tokens);
+    row_count(w, "truncated", r->data.truncated);
+    row_count(w, "dropped: too long", r->data.too_long);
+    if (r->config->min_sample_len) row_count(w, "dropped: too short", r->data.too_short);
+    row_count(w, "dropped: bad", r->data.bad);
+    row_count(w, "dropped: nothing trained", r->data.untrained);
+    if (r->config->deduplicate) row_count(w, "dropped: seen before", r->data.duplicates);
     for (int64_t i = 0; i < r->config->dataset_count; i++)
-        row_text(out, i ? "" : "from", r->config->datasets[i].path);
-    add(out, "</table></div>\n");
+        row_text(w, i ? "" : "from", r->config->datasets[i].path);
+    close_list(w);
 }
 
-static void print_machine(nbl__text *out, const nbl__report *r)
+static void put_machine(writer *w, const nbl__report *r)
 {
-    add(out, "<div class=\"card\"><table>\n");
-    open_row(out, "method");
-    print_method(out, r);
-    add(out, "</td></tr>\n");
-    row_count(out, "trained parameters", r->trained_parameters);
-    row_count(out, "of the model's", r->parameters);
-    row_text(out, "weights kept in", r->weights);
-    row_text(out, "computed in", r->compute);
-    row_text(out, "optimiser", r->config->adam8bit ? "AdamW, 8-bit moments" : "AdamW");
-    row_text(out, "instruction set", r->isa);
-    row_count(out, "threads", r->threads);
-    row_text(out, "nibble", nbl_version());
-    add(out, "</table></div>\n");
+    open_list(w, "machine");
+    open_row(w, "method");
+    put_method(w, r->config);
+    close_list(w);
+    row_count(w, "trained parameters", r->trained_parameters);
+    row_count(w, "of the model's", r->parameters);
+    row_text(w, "weights kept in", r->weights);
+    row_text(w, "computed in", r->compute);
+    row_text(w, "optimiser", r->config->adam8bit ? "AdamW, 8-bit moments" : "AdamW");
+    row_text(w, "instruction set", r->isa);
+    row_count(w, "threads", r->threads);
+    row_text(w, "nibble", nbl_version());
+    close_list(w);
 }
 
-/* ---- commands, configuration, the end ---- */
-
-/* Appends a shell command. "{base}", "{out}" and "{run}" are replaced with the quoted paths of
- * base model, output_dir and configuration file. */
-static void print_command(nbl__text *out, const nbl__report *r, const char *command)
+static void put_configuration(writer *w, const nbl__report *r)
 {
-    const struct {
-        const char *mark, *path;
-    } paths[] = {
-        {"{base}", r->config->base_model}, {"{out}", r->config->output_dir}, {"{run}", r->config->file}};
-    while (*command) {
-        size_t plain = strcspn(command, "{");
-        nbl__text_add(out, command, plain);
-        command += plain;
-        for (int i = 0; i < 3 && *command; i++) {
-            size_t n = strlen(paths[i].mark);
-            if (strncmp(command, paths[i].mark, n) != 0) continue;
-            nbl__html_word(out, paths[i].path);
-            command += n;
-            break;
-        }
-    }
-    add(out, "\n");
-}
-
-static void print_next(nbl__text *out, const nbl__report *r)
-{
-    add(out, "<div class=\"card\"><pre>");
-    if (r->interrupted) print_command(out, r, "nibble train {run} --resume");
-    else if (r->config->full) {
-        print_command(out, r, "nibble chat {out}");
-        print_command(out, r, "nibble export {out} MODEL.gguf --type q8_0");
-    } else {
-        print_command(out, r, "nibble chat {base} --adapter {out}");
-        if (nbl__run_mergeable(r->config)) {
-            print_command(out, r, "nibble merge {base} {out} MERGED --verify");
-            print_command(out, r, "nibble export MERGED MODEL.gguf --type q8_0");
-        }
-    }
-    print_command(out, r, "tensorboard --logdir {out}/runs");
-    add(out, "</pre></div>\n");
-}
-
-static void print_configuration(nbl__text *out, const nbl__report *r)
-{
-    nbl__text yaml = {.ctx = out->ctx};
+    nbl__text *out = w->to, yaml = {.ctx = out->ctx};
     nbl_status status = nbl__run_config_write(&yaml, r->config);
     if (r->history) nbl__run_history_write(&yaml, r->history);
     if (status == NBL_OK) status = yaml.status;
     if (status != NBL_OK && out->status == NBL_OK) out->status = status;
-    add(out, "<div class=\"card\"><details open><summary>run.yml, as resolved</summary><pre>");
-    nbl__html_text(out, yaml.text);
-    add(out, "</pre></details></div>\n");
+    text(w, "configuration", yaml.text ? yaml.text : "");
     nbl__text_free(&yaml);
-}
-
-/* Version and configuration file. */
-static void print_footer(nbl__text *out, const nbl__report *r)
-{
-    nbl__text_printf(out, "nibble %s · ", nbl_version());
-    nbl__html_text(out, r->config->file);
-    add(out, " · every step is in metrics.jsonl");
 }
 
 /* ---- the page ---- */
 
-/* Copies the page and prints a section at each {{name}}. An unknown name leaves nothing. */
+static void put_facts(writer *w, const nbl__report *r)
+{
+    (void)nbl__json_open(w, '{');
+    text(w, "version", nbl_version());
+    text(w, "base_model", r->config->base_model);
+    text(w, "output_dir", r->config->output_dir);
+    text(w, "file", r->config->file);
+    key(w, "method");
+    put_method(w, r->config);
+    truth(w, "full", r->config->full);
+    truth(w, "mergeable", nbl__run_mergeable(r->config));
+    put_course(w, r);
+    nbl__report_series(w, r);
+    put_samples(w, r);
+    put_memory(w, r);
+    put_data(w, r);
+    put_machine(w, r);
+    put_configuration(w, r);
+    (void)nbl__json_close(w, '}');
+}
+
 void nbl__report_print(nbl__text *out, const nbl__report *r)
 {
-    static const section sections[] = {
-        {"title", print_title},     {"state", print_state},
-        {"tiles", print_tiles},     {"charts", nbl__report_charts},
-        {"samples", print_samples}, {"next", print_next},
-        {"memory", print_memory},   {"data", print_data},
-        {"machine", print_machine}, {"configuration", print_configuration},
-        {"footer", print_footer},   {"points", nbl__report_points},
-    };
-    const char *at = page;
-    for (const char *mark; (mark = strstr(at, "{{")); at = strstr(mark, "}}") + 2) {
-        nbl__text_add(out, at, (size_t)(mark - at));
-        for (size_t i = 0; i < sizeof sections / sizeof *sections; i++) {
-            size_t n = strlen(sections[i].name);
-            if (strncmp(mark + 2, sections[i].name, n) == 0 && mark[2 + n] == '}') sections[i].print(out, r);
-        }
-    }
-    add(out, at);
+    static const nbl__json_style style = {.indent = "", .item = {",", 1}, .key = {": ", 2}};
+    static const char mark[] = "{{run}}";
+    const char *at = strstr(page, mark);
+    writer w = {.add = add, .to = out, .style = &style};
+    nbl__text_add(out, page, (size_t)(at - page));
+    put_facts(&w, r);
+    nbl__text_add(out, at + strlen(mark), strlen(at + strlen(mark)));
 }
 
 nbl_status nbl__report_write(nbl_context *ctx, const nbl__report *r)

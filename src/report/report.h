@@ -1,16 +1,16 @@
 /* report.h - report.html: a run on one page that loads nothing from elsewhere.
  *
- *   report_page.html   the page: style, sections and the script for hovering; {{name}} is filled in
- *   report.c           the sections
- *   report_chart.c     the curves, as SVG
- *   report_text.h      texts and numbers as HTML
+ *   report_page.html   the page: style, and the script that shows the facts of a run
+ *   report.c           the facts, as JSON; they replace {{run}} in the page
+ *   report_series.c    the points of the curves
  *
- * Everything from files or names is escaped. A curve has at most about a thousand points,
- * however long the run was: of each group of records the lowest and the highest are drawn, so
- * outliers stay visible. */
+ * No HTML is made in C. The script makes elements and sets their texts, so nothing from files or
+ * names can become markup. A curve has at most about a thousand points, however long the run was:
+ * of each group of records the lowest and the highest are drawn, so outliers stay visible. */
 #ifndef NBL_REPORT_H
 #define NBL_REPORT_H
 
+#include "base/json/json_write.h"
 #include "report/records.h"
 #include "report/samples.h"
 
@@ -50,11 +50,9 @@ void nbl__report_print(nbl__text *out, const nbl__report *report);
 /* Writes output_dir/report.html. It appears whole or not at all. */
 nbl_status nbl__report_write(nbl_context *ctx, const nbl__report *report);
 
-/* ---- report_chart.c ---- */
+/* ---- report_series.c ---- */
 
-/* Appends the figures: loss, learning rate, gradient norm, throughput. */
-void nbl__report_charts(nbl__text *out, const nbl__report *report);
-/* Appends the points of the figures as a JSON object: {"loss": [[step, value], ...], ...}. */
-void nbl__report_points(nbl__text *out, const nbl__report *report);
+/* Writes the members "last_step" and "series", the points of all curves. w->to is a text. */
+void nbl__report_series(nbl__json_writer *w, const nbl__report *report);
 
 #endif

@@ -17,41 +17,11 @@
 
 #include "base/utf8.h"
 
-/* Stores the character at `text` in *c and returns its length in bytes, 1 to 4. `text` must not be
- * at the end of the string. */
-static inline int nbl__char_get(const char *text, uint32_t *c)
-{
-    const unsigned char *s = (const unsigned char *)text;
-    if (s[0] < 0x80) return *c = s[0], 1;
-    if (s[0] < 0xe0) return *c = (s[0] & 31u) << 6 | (s[1] & 63u), 2;
-    if (s[0] < 0xf0) return *c = (s[0] & 15u) << 12 | (s[1] & 63u) << 6 | (s[2] & 63u), 3;
-    *c = (s[0] & 7u) << 18 | (s[1] & 63u) << 12 | (s[2] & 63u) << 6 | (s[3] & 63u);
-    return 4;
-}
-
 /* Returns the length in bytes, 1 to 4, of the character at `text`. Only the first byte is read. */
 static inline int nbl__char_length(const char *text)
 {
     unsigned char c = (unsigned char)*text;
     return c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
-}
-
-/* Writes character c to s and returns the number of bytes written, 1 to 4. */
-static inline int nbl__char_put(char *s, uint32_t c)
-{
-    if (c < 0x80) return s[0] = (char)c, 1;
-    if (c < 0x800) return s[0] = (char)(0xc0 | c >> 6), s[1] = (char)(0x80 | (c & 63)), 2;
-    if (c < 0x10000) {
-        s[0] = (char)(0xe0 | c >> 12);
-        s[1] = (char)(0x80 | (c >> 6 & 63));
-        s[2] = (char)(0x80 | (c & 63));
-        return 3;
-    }
-    s[0] = (char)(0xf0 | c >> 18);
-    s[1] = (char)(0x80 | (c >> 12 & 63));
-    s[2] = (char)(0x80 | (c >> 6 & 63));
-    s[3] = (char)(0x80 | (c & 63));
-    return 4;
 }
 
 /* Returns the start of the character that ends right before s. Requires begin < s. */

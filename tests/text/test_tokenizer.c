@@ -2,55 +2,66 @@
  * oracle/make_tokenizer_golden.py), damaged files, streams, long texts, and memory that runs out. */
 #include "support.h"
 
-#include <jansson.h>
 #include <time.h>
 
 #include "base/alloc.h"
+#include "base/json/json.h"
 #include "text/chars.h"
 #include "text/unicode/regex.h"
 
-static json_t *golden;
+static nbl_context *golden_ctx;
+static nbl__arena golden_arena;
+static const nbl__json *golden;
 
 static int set_up(void **state)
 {
     (void)state;
-    json_error_t why;
-    golden = json_load_file(TEST_DATA_DIR "/tokenizers.json", JSON_ALLOW_NUL, &why);
-    assert_non_null(golden);
+    static const char path[] = TEST_DATA_DIR "/tokenizers.json";
+    size_t size;
+    char *text = (char *)read_file(path, &size);
+    golden_ctx = new_context();
+    golden_arena = nbl__arena_make(golden_ctx);
+    assert_ok(golden_ctx, nbl__json_parse(&golden_arena, path, text, size, NBL_JSON_SERDE, &golden));
+    free(text);
     return 0;
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    json_decref(golden);
+    nbl__arena_free(&golden_arena);
+    nbl_context_destroy(golden_ctx);
     return 0;
 }
 
-static nbl_tokenizer *open_case(nbl_context *ctx, size_t i, json_t **rows)
+/* NULL behind the end of the list. */
+static const nbl__json *item_of(const nbl__json *list, size_t i)
 {
-    json_t *entry = json_array_get(json_object_get(golden, "cases"), i);
+    return i < (size_t)list->count ? &list->items[i] : NULL;
+}
+
+static nbl_tokenizer *open_case(nbl_context *ctx, size_t i, const nbl__json **rows)
+{
+    const nbl__json *entry = item_of(nbl__json_get(golden, "cases"), i);
     if (entry == NULL) return NULL;
-    json_t *text = json_object_get(entry, "tokenizer");
+    const nbl__json *text = nbl__json_get(entry, "tokenizer");
     nbl_tokenizer *tokenizer;
-    *rows = json_object_get(entry, "rows");
-    assert_ok(ctx, nbl_tokenizer_parse(ctx, "tokenizer.json", json_string_value(text),
-                                       json_string_length(text), &tokenizer));
+    *rows = nbl__json_get(entry, "rows");
+    assert_ok(ctx, nbl_tokenizer_parse(ctx, "tokenizer.json", text->string, (size_t)text->count, &tokenizer));
     nbl_tokenizer_set_limits(tokenizer, 1);
     return tokenizer;
 }
 
-static nbl_string text_of(json_t *row, const char *key)
+static nbl_string text_of(const nbl__json *row, const char *key)
 {
-    json_t *value = json_object_get(row, key);
-    return (nbl_string){json_string_value(value), json_string_length(value)};
+    const nbl__json *value = nbl__json_get(row, key);
+    return (nbl_string){value->string, (size_t)value->count};
 }
 
-static void assert_ids(json_t *want, const nbl_ids *ids)
+static void assert_ids(const nbl__json *want, const nbl_ids *ids)
 {
-    assert_int_equal(json_array_size(want), ids->count);
-    for (int64_t i = 0; i < ids->count; i++)
-        assert_int_equal(json_integer_value(json_array_get(want, (size_t)i)), ids->ids[i]);
+    assert_int_equal((size_t)want->count, ids->count);
+    for (int64_t i = 0; i < ids->count; i++) assert_int_equal(item_of(want, (size_t)i)->integer, ids->ids[i]);
 }
 
 static void ids_are_those_of_the_tokenizers_library(void **state)
@@ -58,16 +69,16 @@ static void ids_are_those_of_the_tokenizers_library(void **state)
     (void)state;
     nbl_context *ctx = new_context();
     nbl_tokenizer *tokenizer;
-    json_t *rows, *row;
+    const nbl__json *rows, *row;
     for (size_t i = 0; (tokenizer = open_case(ctx, i, &rows)) != NULL; i++) {
-        for (size_t k = 0; (row = json_array_get(rows, k)) != NULL; k++) {
+        for (size_t k = 0; (row = item_of(rows, k)) != NULL; k++) {
             nbl_string text = text_of(row, "text");
             nbl_ids ids;
             assert_ok(ctx, nbl_tokenizer_encode(tokenizer, text.text, text.size, 1, &ids));
-            assert_ids(json_object_get(row, "special"), &ids);
+            assert_ids(nbl__json_get(row, "special"), &ids);
             nbl_ids_free(ctx, &ids);
             assert_ok(ctx, nbl_tokenizer_encode(tokenizer, text.text, text.size, 0, &ids));
-            assert_ids(json_object_get(row, "plain"), &ids);
+            assert_ids(nbl__json_get(row, "plain"), &ids);
             nbl_ids_free(ctx, &ids);
         }
         nbl_tokenizer_close(tokenizer);
@@ -75,12 +86,11 @@ static void ids_are_those_of_the_tokenizers_library(void **state)
     nbl_context_destroy(ctx);
 }
 
-static nbl_ids ids_of(json_t *row, const char *key)
+static nbl_ids ids_of(const nbl__json *row, const char *key)
 {
-    json_t *list = json_object_get(row, key);
-    nbl_ids ids = {calloc(json_array_size(list) + 1, sizeof *ids.ids), (int64_t)json_array_size(list)};
-    for (int64_t i = 0; i < ids.count; i++)
-        ids.ids[i] = (int32_t)json_integer_value(json_array_get(list, (size_t)i));
+    const nbl__json *list = nbl__json_get(row, key);
+    nbl_ids ids = {calloc((size_t)list->count + 1, sizeof *ids.ids), list->count};
+    for (int64_t i = 0; i < ids.count; i++) ids.ids[i] = (int32_t)item_of(list, (size_t)i)->integer;
     return ids;
 }
 
@@ -89,9 +99,9 @@ static void decoded_texts_are_those_of_the_tokenizers_library(void **state)
     (void)state;
     nbl_context *ctx = new_context();
     nbl_tokenizer *tokenizer;
-    json_t *rows, *row;
+    const nbl__json *rows, *row;
     for (size_t i = 0; (tokenizer = open_case(ctx, i, &rows)) != NULL; i++) {
-        for (size_t k = 0; (row = json_array_get(rows, k)) != NULL; k++) {
+        for (size_t k = 0; (row = item_of(rows, k)) != NULL; k++) {
             nbl_ids ids = ids_of(row, "special");
             for (int skip = 0; skip < 2; skip++) {
                 nbl_string want = text_of(row, skip ? "bare" : "decoded");
@@ -114,15 +124,15 @@ static void a_batch_on_any_number_of_threads_is_the_same(void **state)
     (void)state;
     for (int threads = 1; threads <= 4; threads += 3) {
         nbl_context *ctx = new_context_with(threads);
-        json_t *rows;
+        const nbl__json *rows;
         nbl_tokenizer *tokenizer = open_case(ctx, 0, &rows);
-        size_t count = json_array_size(rows);
+        size_t count = (size_t)rows->count;
         nbl_string *texts = calloc(count * 20, sizeof *texts);
         nbl_ids *lists = calloc(count * 20, sizeof *lists);
-        for (size_t i = 0; i < count * 20; i++) texts[i] = text_of(json_array_get(rows, i % count), "text");
+        for (size_t i = 0; i < count * 20; i++) texts[i] = text_of(item_of(rows, i % count), "text");
         assert_ok(ctx, nbl_tokenizer_encode_batch(tokenizer, (int64_t)count * 20, texts, 1, lists));
         for (size_t i = 0; i < count * 20; i++) {
-            assert_ids(json_object_get(json_array_get(rows, i % count), "special"), &lists[i]);
+            assert_ids(nbl__json_get(item_of(rows, i % count), "special"), &lists[i]);
             nbl_ids_free(ctx, &lists[i]);
         }
         free(texts);
@@ -191,12 +201,12 @@ static void streams_of_any_decoder_hand_out_whole_characters(void **state)
     (void)state;
     nbl_context *ctx = new_context();
     nbl_tokenizer *tokenizer;
-    json_t *rows, *row;
+    const nbl__json *rows, *row;
     for (size_t i = 0; (tokenizer = open_case(ctx, i, &rows)) != NULL; i++) {
         nbl_text_stream *stream;
         nbl_string text;
         assert_ok(ctx, nbl_text_stream_open(tokenizer, 0, &stream));
-        for (size_t k = 0; (row = json_array_get(rows, k)) != NULL; k++) {
+        for (size_t k = 0; (row = item_of(rows, k)) != NULL; k++) {
             nbl_ids ids = ids_of(row, "special");
             for (int64_t n = 0; n <= ids.count; n++) {
                 assert_ok(ctx, n < ids.count ? nbl_text_stream_push(stream, ids.ids[n], &text)
@@ -460,10 +470,10 @@ static void patterns_mean_what_they_mean_in_ruby(void **state)
 
 /* ---- memory ---- */
 
-static nbl_status use_everything(nbl_context *ctx, json_t *entry)
+static nbl_status use_everything(nbl_context *ctx, const nbl__json *entry)
 {
-    json_t *text = json_object_get(entry, "tokenizer"),
-           *row = json_array_get(json_object_get(entry, "rows"), 3);
+    const nbl__json *text = nbl__json_get(entry, "tokenizer"),
+                    *row = item_of(nbl__json_get(entry, "rows"), 3);
     nbl_string input = text_of(row, "text");
     nbl_tokenizer *tokenizer;
     nbl_text_stream *stream = NULL;
@@ -471,8 +481,8 @@ static nbl_status use_everything(nbl_context *ctx, json_t *entry)
     nbl_ids ids;
     char *decoded;
     size_t size;
-    nbl_status status = nbl_tokenizer_parse(ctx, "tokenizer.json", json_string_value(text),
-                                            json_string_length(text), &tokenizer);
+    nbl_status status = nbl_tokenizer_parse(ctx, "tokenizer.json", text->string, (size_t)text->count,
+                                            &tokenizer);
     if (status != NBL_OK) return status;
     nbl_tokenizer_set_limits(tokenizer, 1);
     status = nbl_tokenizer_encode(tokenizer, input.text, input.size, 1, &ids);
@@ -492,8 +502,8 @@ static nbl_status use_everything(nbl_context *ctx, json_t *entry)
 static void memory_that_runs_out_is_an_error_without_a_leak(void **state)
 {
     (void)state;
-    json_t *cases = json_object_get(golden, "cases");
-    for (size_t i = 0; i < json_array_size(cases); i += 2) {
+    const nbl__json *cases = nbl__json_get(golden, "cases");
+    for (size_t i = 0; i < (size_t)cases->count; i += 2) {
         for (int64_t fail_at = 2;; fail_at++) {
             nbl__counter counter = {0};
             nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1,
@@ -502,7 +512,7 @@ static void memory_that_runs_out_is_an_error_without_a_leak(void **state)
             assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
             int64_t before = counter.calls;
             counter.fail_at = before + fail_at - 1;
-            nbl_status status = use_everything(ctx, json_array_get(cases, i));
+            nbl_status status = use_everything(ctx, item_of(cases, i));
             bool reached = counter.calls >= counter.fail_at;
             nbl_context_destroy(ctx);
             assert_int_equal(counter.live, 0);

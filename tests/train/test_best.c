@@ -172,7 +172,7 @@ static void the_result_is_the_best_steps_and_names_it(void **state)
     assert_result_of(f, "out", step, overshoots, adapter_file);
     snprintf(line, sizeof line, "# result: step %d of 8, eval_loss ", (int)step);
     assert_true(says(f, "out", "run.yml", line));
-    snprintf(line, sizeof line, "result of step %d, the best", (int)step);
+    snprintf(line, sizeof line, "\"result_step\": %d,", (int)step);
     assert_true(says(f, "out", "report.html", line));
     snprintf(line, sizeof line, "\"best_global_step\": %d,", (int)step);
     assert_true(says(f, "out", "checkpoint-8/trainer_state.json", line));

@@ -1,4 +1,4 @@
-/* json.c - a recursive descent parser, at most DEPTH levels deep. See json.h.
+/* json.c - a recursive descent parser of limited depth. See json.h.
  *
  * The items of open arrays and objects are on one stack. When an array or object is complete,
  * its items move to an arena block of exact size, so memory follows the number of values. The
@@ -11,37 +11,37 @@
 #include <stdlib.h>
 
 #include "base/number.h"
+#include "base/stack.h"
 #include "base/utf8.h"
 
-enum { DEPTH = 128, MAX_VALUES = 8 << 20 };
+enum {
+    DEPTH = 128,
+    DEEP = 450,               /* with NBL_JSON_DEEP */
+    STACK_RESERVE = 96 << 10, /* bytes of the thread's stack that stay free beyond DEPTH levels */
+    MAX_VALUES = 8 << 20,
+    MAX_DIGITS = 4300 /* of a kept integer: Python's limit */
+};
 
 typedef struct parser {
     nbl__arena *arena;
-    const char *where;
     const char *begin, *at, *end;
-    nbl__json_dialect dialect;
-    /* the line in the larger file where this row begins; 0: the text is the whole file */
-    int64_t first_line;
+    unsigned dialect;
+    nbl__json_error *error;
     int depth;
     nbl__json *stack; /* items of the arrays and objects that are open */
     int64_t used, room, values;
 } parser;
 
-/* Fails with line and column of the current position. */
+/* Fails at the current position. */
 static nbl_status wrong(parser *p, const char *what)
 {
-    int line = 1;
-    int64_t column = 1;
+    nbl__json_error *error = p->error;
+    *error = (nbl__json_error){.what = what, .line = 1, .column = 1};
     for (const char *s = p->begin; s < p->at; s++) {
-        column = *s == '\n' ? 1 : column + 1;
-        line += *s == '\n';
+        error->column = *s == '\n' ? 1 : error->column + 1;
+        error->line += *s == '\n';
     }
-    if (p->first_line)
-        return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT,
-                         "%s: line %" PRId64 ", column %" PRId64 ": not valid JSON: %s", p->where,
-                         p->first_line + line - 1, column, what);
-    return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT, "%s: not valid JSON: %s (line %d, column %" PRId64 ")",
-                     p->where, what, line, column);
+    return NBL_ERROR_FORMAT;
 }
 
 static void skip_space(parser *p)
@@ -87,7 +87,7 @@ static bool read_hex4(parser *p, uint32_t *code)
 static bool read_unicode(parser *p, char **out)
 {
     uint32_t code, low;
-    if (!read_hex4(p, &code) || (code == 0 && p->dialect != NBL_JSON_SERDE)) return false;
+    if (!read_hex4(p, &code) || (code == 0 && !(p->dialect & NBL_JSON_ZERO_BYTES))) return false;
     if (code >= 0xd800 && code < 0xdc00) {
         if (!accept(p, '\\') || !accept(p, 'u') || !read_hex4(p, &low) || low < 0xdc00 || low > 0xdfff)
             return false;
@@ -95,23 +95,7 @@ static bool read_unicode(parser *p, char **out)
     } else if (code >= 0xdc00 && code < 0xe000) {
         return false;
     }
-    char *o = *out;
-    if (code < 0x80) {
-        *o++ = (char)code;
-    } else if (code < 0x800) {
-        *o++ = (char)(0xc0 | code >> 6);
-        *o++ = (char)(0x80 | (code & 63));
-    } else if (code < 0x10000) {
-        *o++ = (char)(0xe0 | code >> 12);
-        *o++ = (char)(0x80 | (code >> 6 & 63));
-        *o++ = (char)(0x80 | (code & 63));
-    } else {
-        *o++ = (char)(0xf0 | code >> 18);
-        *o++ = (char)(0x80 | (code >> 12 & 63));
-        *o++ = (char)(0x80 | (code >> 6 & 63));
-        *o++ = (char)(0x80 | (code & 63));
-    }
-    *out = o;
+    *out += nbl__char_put(*out, code);
     return true;
 }
 
@@ -147,13 +131,15 @@ static nbl_status read_string(parser *p, const char **string, int64_t *size)
             } else {
                 return wrong(p, "an unknown escape");
             }
-        } else {
-            int n = nbl__utf8_length(p->at, p->end);
-            if (n == 0 || (unsigned char)*p->at < 0x20)
-                return wrong(p, n ? "a control character in a string" : "not UTF-8");
-            memcpy(out, p->at, (size_t)n);
-            out += n;
-            p->at += n;
+        } else { /* a run of ordinary characters; string_bound found what ends the last one */
+            const char *run = p->at;
+            for (int n; *p->at != '"' && *p->at != '\\'; p->at += n) {
+                n = nbl__utf8_length(p->at, p->end);
+                if (n == 0 || (unsigned char)*p->at < 0x20)
+                    return wrong(p, n ? "a control character in a string" : "not UTF-8");
+            }
+            memcpy(out, run, (size_t)(p->at - run));
+            out += p->at - run;
         }
     }
     p->at++;
@@ -213,12 +199,13 @@ static double serde_real(const char *text)
     return negative ? -value : value;
 }
 
-/* Reads a number: an integer if it has no fraction or exponent and is below 2^62, else a real. */
+/* Reads a number: an integer if it has no fraction or exponent and is below 2^62. Other integers
+ * keep their digits or become reals, as the dialect says. */
 static nbl_status read_number(parser *p, nbl__json *value)
 {
     const char *begin = p->at;
     bool negative = accept(p, '-'), whole = true;
-    if (p->dialect == NBL_JSON_PYTHON && accept_word(p, "Infinity")) {
+    if ((p->dialect & NBL_JSON_NON_FINITE) && accept_word(p, "Infinity")) {
         *value = (nbl__json){.type = NBL_JSON_REAL, .real = negative ? -INFINITY : INFINITY};
         return NBL_OK;
     }
@@ -233,8 +220,9 @@ static nbl_status read_number(parser *p, nbl__json *value)
         if (!digits(p)) return wrong(p, "a number without digits in its exponent");
     }
     size_t length = (size_t)(p->at - begin);
-    bool minus_zero = negative && length == 2 &&
-                      begin[1] == '0';          /* -0 is a real: integers have no negative zero */
+    bool digits_kept = whole && (p->dialect & NBL_JSON_DIGITS);
+    /* -0 is a real, because integers have no negative zero; Python's integer -0 is 0 */
+    bool minus_zero = negative && length == 2 && begin[1] == '0' && !digits_kept;
     if (whole && length <= 18 && !minus_zero) { /* 18 digits fit in 64 bits */
         int64_t number = 0;
         for (const char *s = begin + negative; s < p->at; s++) number = number * 10 + (*s - '0');
@@ -244,9 +232,15 @@ static nbl_status read_number(parser *p, nbl__json *value)
     char *copy = nbl__arena_alloc(p->arena, length + 1), *end;
     if (copy == NULL) return NBL_ERROR_MEMORY;
     memcpy(copy, begin, length);
-    double real = p->dialect == NBL_JSON_SERDE && !whole ? serde_real(copy) : nbl__parse_double(copy, &end);
+    if (digits_kept) {
+        if (length > MAX_DIGITS) return wrong(p, "an integer of more than 4300 digits");
+        *value = (nbl__json){.type = NBL_JSON_DIGITS_KEPT, .string = copy, .count = (int64_t)length};
+        return NBL_OK;
+    }
+    double real = (p->dialect & NBL_JSON_SERDE_REALS) && !whole ? serde_real(copy)
+                                                                : nbl__parse_double(copy, &end);
     *value = (nbl__json){.type = NBL_JSON_REAL, .real = real};
-    if (p->dialect != NBL_JSON_PYTHON && !isfinite(value->real))
+    if (!(p->dialect & NBL_JSON_NON_FINITE) && !isfinite(value->real))
         return wrong(p, "a number that is too large");
     if (whole && !minus_zero && value->real >= -0x1p62 &&
         value->real < 0x1p62) /* 19 digits or more, but small enough */
@@ -270,7 +264,9 @@ static nbl_status push(parser *p, const nbl__json *item)
         p->room = room;
     }
     p->stack[p->used++] = *item;
-    return ++p->values <= MAX_VALUES ? NBL_OK : wrong(p, "more values than any sane file has");
+    if (++p->values > MAX_VALUES && !(p->dialect & NBL_JSON_MANY))
+        return wrong(p, "more values than any sane file has");
+    return NBL_OK;
 }
 
 /* Moves the items from `first` on from the stack to an arena block. */
@@ -311,16 +307,55 @@ static int compare_keys(const nbl__json *a, const nbl__json *b)
     return order ? order : (a->key_size > b->key_size) - (a->key_size < b->key_size);
 }
 
+/* True if item a comes before item b: by key, and by position where keys are the same. */
+static bool before(const nbl__json *items, int32_t a, int32_t b)
+{
+    int order = compare_keys(&items[a], &items[b]);
+    return order ? order < 0 : a < b;
+}
+
 /* One step of heap sort. qsort has no argument for the keys, and it may allocate. */
 static void sift(const nbl__json *items, int32_t *order, int64_t root, int64_t count)
 {
     for (int64_t child; (child = 2 * root + 1) < count; root = child) {
-        if (child + 1 < count && compare_keys(&items[order[child]], &items[order[child + 1]]) < 0) child++;
-        if (compare_keys(&items[order[root]], &items[order[child]]) >= 0) return;
+        if (child + 1 < count && before(items, order[child], order[child + 1])) child++;
+        if (before(items, order[child], order[root])) return;
         int32_t swap = order[root];
         order[root] = order[child];
         order[child] = swap;
     }
+}
+
+static void heap_sort(const nbl__json *items, int32_t *order, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) order[i] = (int32_t)i;
+    for (int64_t i = count / 2; i-- > 0;) sift(items, order, i, count);
+    for (int64_t i = count; i-- > 1;) {
+        int32_t swap = order[0];
+        order[0] = order[i];
+        order[i] = swap;
+        sift(items, order, 0, i);
+    }
+}
+
+/* Of members with the same key the last value is kept, at the position of the first. */
+static void drop_repeated(nbl__json *object)
+{
+    nbl__json *items = object->items, *first = &items[object->sorted[0]];
+    for (int64_t i = 1; i < object->count; i++) {
+        nbl__json *item = &items[object->sorted[i]];
+        if (compare_keys(first, item) != 0) {
+            first = item;
+        } else {
+            *first = *item;
+            item->key = NULL;
+        }
+    }
+    int64_t kept = 0;
+    for (int64_t i = 0; i < object->count; i++)
+        if (items[i].key) items[kept++] = items[i];
+    object->count = kept;
+    heap_sort(items, object->sorted, kept);
 }
 
 static nbl_status sort_keys(parser *p, nbl__json *object)
@@ -328,22 +363,24 @@ static nbl_status sort_keys(parser *p, nbl__json *object)
     if (object->count > INT32_MAX) return wrong(p, "too many members");
     int32_t *order = object->sorted = nbl__arena_alloc(p->arena, (size_t)object->count * sizeof *order);
     if (order == NULL) return NBL_ERROR_MEMORY;
-    for (int64_t i = 0; i < object->count; i++) order[i] = (int32_t)i;
-    for (int64_t i = object->count / 2; i-- > 0;) sift(object->items, order, i, object->count);
-    for (int64_t i = object->count; i-- > 1;) {
-        int32_t swap = order[0];
-        order[0] = order[i];
-        order[i] = swap;
-        sift(object->items, order, 0, i);
+    heap_sort(object->items, order, object->count);
+    for (int64_t i = 1; i < object->count; i++) {
+        if (compare_keys(&object->items[order[i - 1]], &object->items[order[i]]) != 0) continue;
+        if (p->dialect & NBL_JSON_REPEATED) return drop_repeated(object), NBL_OK;
+        (void)wrong(p, "a key is there twice in the object that ends here");
+        p->error->key = object->items[order[i]].key;
+        return NBL_ERROR_FORMAT;
     }
-    for (int64_t i = 1; i < object->count; i++)
-        if (compare_keys(&object->items[order[i - 1]], &object->items[order[i]]) == 0) {
-            if (p->first_line) return wrong(p, "a key is there twice in the object that ends here");
-            return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT,
-                             "%s: not valid JSON: the key \"%s\" is there twice", p->where,
-                             object->items[order[i]].key);
-        }
     return NBL_OK;
+}
+
+/* Counts a level of nesting. */
+static nbl_status go_deeper(parser *p)
+{
+    bool deep = p->dialect & NBL_JSON_DEEP;
+    if (++p->depth <= DEPTH) return NBL_OK;
+    return deep && p->depth <= DEEP && nbl__stack_left() >= STACK_RESERVE ? NBL_OK
+                                                                          : wrong(p, "nested too deep");
 }
 
 /* Reads an array or object after its opening bracket. */
@@ -353,7 +390,7 @@ static nbl_status read_items(parser *p, nbl__json_type type, nbl__json *value)
     char close = object ? '}' : ']';
     int64_t first = p->used;
     *value = (nbl__json){.type = type};
-    if (++p->depth > DEPTH) return wrong(p, "nested too deep");
+    NBL_TRY(go_deeper(p));
     skip_space(p);
     if (!accept(p, close)) {
         do {
@@ -382,34 +419,62 @@ static nbl_status read_value(parser *p, nbl__json *value)
     if (accept_word(p, "null")) return NBL_OK;
     if (accept_word(p, "true")) return value->type = NBL_JSON_TRUE, NBL_OK;
     if (accept_word(p, "false")) return value->type = NBL_JSON_FALSE, NBL_OK;
-    if (p->dialect == NBL_JSON_PYTHON && accept_word(p, "NaN"))
+    if ((p->dialect & NBL_JSON_NON_FINITE) && accept_word(p, "NaN"))
         return *value = (nbl__json){.type = NBL_JSON_REAL, .real = NAN}, NBL_OK;
     return read_number(p, value);
 }
 
-static nbl_status parse(parser *p, const nbl__json **root)
+nbl_status nbl__json_read(nbl__arena *arena, const char *text, size_t size, unsigned dialect,
+                          const nbl__json **root, nbl__json_error *error)
 {
-    nbl__arena *arena = p->arena;
+    parser p = {
+        .arena = arena, .begin = text, .at = text, .end = text + size, .dialect = dialect, .error = error};
     nbl__json *value = nbl__arena_alloc(arena, sizeof *value);
     if (value == NULL) return NBL_ERROR_MEMORY;
-    skip_space(p);
-    nbl_status status = read_value(p, value);
-    nbl__free(arena->ctx, p->stack, (size_t)p->room * sizeof *p->stack);
+    skip_space(&p);
+    nbl_status status = read_value(&p, value);
+    nbl__free(arena->ctx, p.stack, (size_t)p.room * sizeof *p.stack);
     NBL_TRY(status);
-    skip_space(p);
-    if (p->at != p->end) return wrong(p, "something follows the end");
+    skip_space(&p);
+    if (p.at != p.end) return wrong(&p, "something follows the end");
     *root = value;
     return NBL_OK;
 }
 
-nbl_status nbl__json_parse(nbl__arena *arena, const char *where, const char *text, size_t size,
-                           nbl__json_dialect dialect, const nbl__json **root)
+/* Records what is wrong with a file. */
+static nbl_status report(nbl_context *ctx, const char *where, const nbl__json_error *error)
 {
-    parser p = {
-        .arena = arena, .where = where, .begin = text, .at = text, .end = text + size, .dialect = dialect};
-    NBL_TRY(parse(&p, root));
+    if (error->key)
+        return nbl__fail(ctx, NBL_ERROR_FORMAT, "%s: not valid JSON: the key \"%s\" is there twice", where,
+                         error->key);
+    return nbl__fail(ctx, NBL_ERROR_FORMAT, "%s: not valid JSON: %s (line %" PRId64 ", column %" PRId64 ")",
+                     where, error->what, error->line, error->column);
+}
+
+nbl_status nbl__json_parse(nbl__arena *arena, const char *where, const char *text, size_t size,
+                           unsigned dialect, const nbl__json **root)
+{
+    nbl__json_error error;
+    nbl_status status = nbl__json_read(arena, text, size, dialect, root, &error);
+    if (status == NBL_ERROR_FORMAT) return report(arena->ctx, where, &error);
+    NBL_TRY(status);
     NBL_CHECK(arena->ctx, (*root)->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "%s: JSON, but not an object",
               where);
+    return NBL_OK;
+}
+
+nbl_status nbl__json_parse_row(nbl__arena *arena, const char *where, int64_t line, const char *text,
+                               size_t size, unsigned dialect, const nbl__json **root)
+{
+    nbl__json_error error;
+    nbl_status status = nbl__json_read(arena, text, size, dialect, root, &error);
+    if (status == NBL_ERROR_FORMAT)
+        return nbl__fail(arena->ctx, NBL_ERROR_FORMAT,
+                         "%s: line %" PRId64 ", column %" PRId64 ": not valid JSON: %s", where,
+                         line + error.line - 1, error.column, error.what);
+    NBL_TRY(status);
+    NBL_CHECK(arena->ctx, (*root)->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT,
+              "%s: line %" PRId64 ": JSON, but not an object", where, line);
     return NBL_OK;
 }
 
@@ -433,32 +498,18 @@ static nbl_status visit_members(parser *p, nbl__json_visit visit, void *user)
 }
 
 nbl_status nbl__json_each(nbl_context *ctx, const char *where, const char *text, size_t size,
-                          nbl__json_dialect dialect, nbl__json_visit visit, void *user)
+                          unsigned dialect, nbl__json_visit visit, void *user)
 {
     nbl__arena member = nbl__arena_make(ctx);
+    nbl__json_error error = {0};
     parser p = {
-        .arena = &member, .where = where, .begin = text, .at = text, .end = text + size, .dialect = dialect};
+        .arena = &member, .begin = text, .at = text, .end = text + size, .dialect = dialect, .error = &error};
     skip_space(&p);
     nbl_status status = accept(&p, '{')
                             ? visit_members(&p, visit, user)
                             : nbl__fail(ctx, NBL_ERROR_FORMAT, "%s: JSON, but not an object", where);
+    if (error.what) status = report(ctx, where, &error);
     nbl__free(ctx, p.stack, (size_t)p.room * sizeof *p.stack);
     nbl__arena_free(&member);
     return status;
-}
-
-nbl_status nbl__json_parse_row(nbl__arena *arena, const char *where, int64_t line, const char *text,
-                               size_t size, nbl__json_dialect dialect, const nbl__json **root)
-{
-    parser p = {.arena = arena,
-                .where = where,
-                .begin = text,
-                .at = text,
-                .end = text + size,
-                .dialect = dialect,
-                .first_line = line};
-    NBL_TRY(parse(&p, root));
-    NBL_CHECK(arena->ctx, (*root)->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT,
-              "%s: line %" PRId64 ": JSON, but not an object", where, line);
-    return NBL_OK;
 }

@@ -1,11 +1,7 @@
 /* json_use.c - access to parsed JSON, and nbl__text. See json.h. */
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 
-#include "base/number.h"
-#include "base/utf8.h"
 #include "base/json/json.h"
 
 /* ---- access ---- */
@@ -96,72 +92,6 @@ void nbl__text_printf(nbl__text *t, const char *format, ...)
     }
     va_end(again);
     va_end(arguments);
-}
-
-/* Appends the character at `s` (valid UTF-8, n > 1 bytes) as \uXXXX, or as a surrogate pair. */
-static void add_escape(nbl__text *t, const char *s, int n)
-{
-    uint32_t code = (unsigned char)*s & (0xffu >> (n + 1));
-    for (int i = 1; i < n; i++) code = code << 6 | ((unsigned char)s[i] & 0x3f);
-    if (code < 0x10000) nbl__text_printf(t, "\\u%04x", code);
-    else nbl__text_printf(t, "\\u%04x\\u%04x", 0xd7c0 + (code >> 10), 0xdc00 + (code & 0x3ff));
-}
-
-/* Copies runs of ordinary characters, and escapes those between them. */
-static void add_json(nbl__text *t, const char *string, bool ascii)
-{
-    /* names of 8 … 13; 11 has none and is not looked up */
-    static const char short_names[] = "btnvfr";
-    const char *end = string + strlen(string);
-    nbl__text_add(t, "\"", 1);
-    for (const char *run = string, *s = string;; s++) {
-        unsigned char c = (unsigned char)*s;
-        int n = ascii && c >= 0x80 ? nbl__utf8_length(s, end) : 0;
-        if (c >= 0x20 && c != '"' && c != '\\' && n == 0) continue;
-        nbl__text_add(t, run, (size_t)(s - run));
-        if (n) add_escape(t, s, n), s += n - 1;
-        run = s + 1;
-        if (c == '\0') break;
-        if (n) continue;
-        if (c == '"' || c == '\\') nbl__text_printf(t, "\\%c", c);
-        else if (c >= 8 && c <= 13 && c != 11) nbl__text_printf(t, "\\%c", short_names[c - 8]);
-        else nbl__text_printf(t, "\\u%04x", c);
-    }
-    nbl__text_add(t, "\"", 1);
-}
-
-void nbl__text_json(nbl__text *t, const char *string)
-{
-    add_json(t, string, false);
-}
-
-void nbl__text_json_ascii(nbl__text *t, const char *string)
-{
-    add_json(t, string, true);
-}
-
-void nbl__text_real(nbl__text *text, double value)
-{
-    char digits[40], fixed[64];
-    int precision = 1;
-    if (!isfinite(value)) { /* JSON has no NaN and no infinities */
-        nbl__text_printf(text, "null");
-        return;
-    }
-    /* The fewest digits, 1 … 17, that read back as the same double. */
-    do nbl__print_exponent(digits, sizeof digits, precision - 1, value);
-    while (nbl__parse_double(digits, NULL) != value && ++precision <= 17);
-    char *e = strchr(digits, 'e');
-    int exponent = atoi(e + 1);
-    if (exponent < -4 || exponent >= 16) {
-        nbl__text_printf(text, "%.*se%c%02d", (int)(e - digits), digits, exponent < 0 ? '-' : '+',
-                         abs(exponent));
-        return;
-    }
-    /* Python writes at least one decimal: 3.0. */
-    int decimals = precision - 1 - exponent;
-    nbl__print_fixed(fixed, sizeof fixed, decimals > 1 ? decimals : 1, value);
-    nbl__text_add(text, fixed, strlen(fixed));
 }
 
 void nbl__text_free(nbl__text *t)

@@ -1,4 +1,5 @@
-/* hf_linear.c - the rule of hf_linear.h: two tables of patterns over module names.
+/* hf_linear.c - the rule of hf_linear.h: tables of patterns over module names. The tables are data,
+ * hf_linear_rules.inc.
  *
  * Order of decisions for a matrix:
  *   1. exceptions[]: the first pattern that matches decides
@@ -12,91 +13,28 @@
  *     "*_embed"      the name ends in these characters; "*": any name
  *     "qformer.*"    these components are somewhere in the name
  *     "experts.#.*"  # is a number
- *
- * Prefer a generic pattern to an exception by type: the same text model appears under the types of
- * many multimodal models, and in types that are yet to come. Convolutions need no pattern: their
- * rank is 3 or more. */
+ */
 #include "format/hf/hf_linear.h"
 
-/* Models with Conv1D (GPT-2 and relatives) store [in, out]. transformers transposes before it
- * quantizes. */
-static const char transposed[] = "gpt2 openai-gpt imagegpt decision_transformer clvp";
+static const char transposed[] =
+#define TRANSPOSED(types) types " "
+#include "format/hf/hf_linear_rules.inc"
+    ;
 
 static const struct exception {
     const char *types; /* values of model_type, separated by spaces; NULL: any */
     const char *pattern;
     nbl__linear_verdict verdict;
-    enum { ALWAYS, WHEN_TIED } when;
+    enum { ALWAYS, WHEN_TIED } when; /* WHEN_TIED: with tie_word_embeddings only */
 } exceptions[] = {
-    /* Subclasses of torch.nn.Linear are not replaced, and Falcon has nothing else. */
-    {"falcon", "*", NBL_LINEAR_NO, ALWAYS},
-    {"deepseek_v4", "wo_a", NBL_LINEAR_NO, ALWAYS},
-
-    /* One tensor of the file is several layers of the model, or the other way round. */
-    {"hrm_text", "attn.gqkv_proj", NBL_LINEAR_REFUSE, ALWAYS},
-    {"hrm_text", "mlp.gate_up_proj", NBL_LINEAR_REFUSE, ALWAYS},
-    {"kimi_k25", "wqkv", NBL_LINEAR_REFUSE, ALWAYS},
-    {"minimax_m3_vl", "shared_experts.gate_proj", NBL_LINEAR_REFUSE, ALWAYS},
-    {"minimax_m3_vl", "shared_experts.up_proj", NBL_LINEAR_REFUSE, ALWAYS},
-    {"molmo2", "self_attn.att_proj", NBL_LINEAR_REFUSE, ALWAYS},
-    {"molmo2", "mlp.ff_proj", NBL_LINEAR_REFUSE, ALWAYS},
-    {"nemo_speechlm", "attn.w_qkv", NBL_LINEAR_REFUSE, ALWAYS},
-    {"nemotron_h_omni qianfan_ocr", "attn.qkv", NBL_LINEAR_REFUSE, ALWAYS},
-    {"step3p7", "attn.in_proj_weight", NBL_LINEAR_REFUSE, ALWAYS},
-    {"unlimited_ocr", "self_attn.qkv_proj", NBL_LINEAR_REFUSE, ALWAYS},
-
-    /* The model wants them in full precision. */
-    {"blip-2", "qformer.*", NBL_LINEAR_NO, ALWAYS},
-    {"deepseek_v4", "compressor.*", NBL_LINEAR_NO, ALWAYS},
-    {"t5 mt5 umt5 udop pop2piano", "wo", NBL_LINEAR_NO, ALWAYS},
-
-    /* Blocks tied to one another: with tie_word_embeddings set, all that is tied is left alone. */
-    {"diffusion_gemma", "decoder.layers.*", NBL_LINEAR_NO, WHEN_TIED},
-    {NULL, "shared_transf.*", NBL_LINEAR_NO, WHEN_TIED}, /* Zamba */
-    {NULL, "shared_transformer.*", NBL_LINEAR_NO, WHEN_TIED},
-
-    /* The module of the model's last parameter is never replaced. Nearly always that is the
-     * head. */
-    {"gemma4_assistant gemma4_unified_assistant", "post_projection", NBL_LINEAR_NO, ALWAYS},
-    {"nemotron_h_omni", "mlp1.3", NBL_LINEAR_NO, ALWAYS},
-
-    /* Heads and embeddings under a name that is a linear layer's elsewhere. */
-    {"ctrl", "transformer.w", NBL_LINEAR_NO, ALWAYS},
-    {"deepseek_ocr2", "query_768", NBL_LINEAR_NO, ALWAYS},
-    {"deepseek_ocr2", "query_1024", NBL_LINEAR_NO, ALWAYS},
-    {"phi4_multimodal", "bias_values", NBL_LINEAR_NO, ALWAYS},
-    {"whisper", "^proj_out", NBL_LINEAR_NO, ALWAYS},
-    {"xlm flaubert", "pred_layer.proj", NBL_LINEAR_NO, ALWAYS},
-
-    /* Linear layers that the patterns below would take: routers, undeclared heads, projections of
-     * patches. */
-    {"afmoe", "router.gate", NBL_LINEAR_YES, ALWAYS},
-    {"dbrx jetmoe", "router.layer", NBL_LINEAR_YES, ALWAYS},
-    {"glm5_next hy_v4", "indexer.weights_proj", NBL_LINEAR_YES, ALWAYS},
-    {"blip", "predictions.decoder", NBL_LINEAR_YES, ALWAYS},
-    {"nemotron_h_omni", "lm_head", NBL_LINEAR_YES, ALWAYS},
-    {"prophetnet xlm-prophetnet", "relative_pos_embeddings", NBL_LINEAR_YES, ALWAYS},
-    {NULL, "patch_embedding", NBL_LINEAR_YES, ALWAYS},
+#define EXCEPTION(types, pattern, verdict, when) {types, pattern, NBL_LINEAR_##verdict, when},
+#include "format/hf/hf_linear_rules.inc"
 };
 
 static const char never[] =
-    /* output heads */
-    "lm_head lm_heads.# lm_head.decoder lm_head.out_proj generator_lm_head lm_loss predictions.decoder "
-    "embed_out output_projection output_layer ^output ^decoder ^head ^score "
-    /* embeddings */
-    "embed_tokens embed_tokens.# embed_tokens_per_layer embed_positions embed_global embed_in wte wpe shared "
-    "row_embedder column_embedder audio_bos_eos_token ngram_embedding.* "
-    "*embedding *embeddings *_embed *_emb *_table *_attention_bias "
-    /* experts, which are fused to one tensor while loading, and their routers */
-    "experts.#.* router router.layer gate "
-    /* kept in full precision */
-    "indexer.weights_proj "
-    /* parts of torch.nn.MultiheadAttention */
-    "head.attention.out_proj multihead_attn.out_proj "
-    /* multi-token prediction, which transformers does not load */
-    "mtp.* mtp_layers.* "
-    /* norms with more than one axis */
-    "*norm";
+#define NEVER(patterns) patterns " "
+#include "format/hf/hf_linear_rules.inc"
+    ;
 
 /* ---- matching ---- */
 

@@ -186,14 +186,8 @@ NBL_TARGET_AVX512 static inline __m512 nbl__round_avx512(nbl_dtype dtype, __m512
     return _mm512_castsi512_ps(_mm512_and_si512(nbl__bf16_bits_avx512(a), high));
 }
 
-#define LANES 8
-#include "ops/common/lanes.inc"
-#include "ops/common/vmath.inc"
-#undef LANES
-#define LANES 16
-#include "ops/common/lanes.inc"
-#include "ops/common/vmath.inc"
-#undef LANES
+#define KERNELS "ops/common/vmath.inc"
+#include "ops/common/both_lanes.inc"
 
 #endif
 #endif

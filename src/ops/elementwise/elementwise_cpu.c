@@ -16,14 +16,8 @@ typedef struct span_job {
     uint8_t *y;
 } span_job;
 
-#define LANES 8
-#include "ops/common/lanes.inc"
-#include "ops/elementwise/elementwise.inc"
-#undef LANES
-#define LANES 16
-#include "ops/common/lanes.inc"
-#include "ops/elementwise/elementwise.inc"
-#undef LANES
+#define KERNELS "ops/elementwise/elementwise.inc"
+#include "ops/common/both_lanes.inc"
 
 static nbl_status run_spans(const nbl__call *call, int64_t n, nbl__rows_fn narrow, nbl__rows_fn wide,
                             const span_job *j)

@@ -9,14 +9,8 @@
 #include "ops/common/rows.h"
 #include "ops/common/vmath.h"
 
-#define LANES 8
-#include "ops/common/lanes.inc"
-#include "ops/elementwise/gated.inc"
-#undef LANES
-#define LANES 16
-#include "ops/common/lanes.inc"
-#include "ops/elementwise/gated.inc"
-#undef LANES
+#define KERNELS "ops/elementwise/gated.inc"
+#include "ops/common/both_lanes.inc"
 
 void nbl__gated_span(nbl_isa isa, nbl__act act, nbl_dtype dtype, const void *gate, const void *up, void *h,
                      int64_t n)

@@ -57,14 +57,8 @@ static void gradient_scalar(float *z, int64_t n, const nbl__logit_gradient *g)
 }
 
 #if defined(__x86_64__)
-#define LANES 8
-#include "ops/common/lanes.inc"
-#include "ops/loss/cross_entropy_rows.inc"
-#undef LANES
-#define LANES 16
-#include "ops/common/lanes.inc"
-#include "ops/loss/cross_entropy_rows.inc"
-#undef LANES
+#define KERNELS "ops/loss/cross_entropy_rows.inc"
+#include "ops/common/both_lanes.inc"
 #endif
 
 static kernels kernels_of(nbl_isa isa)

@@ -14,22 +14,16 @@
 #include "ops/common/rows.h"
 #include "ops/common/vmath.h"
 
-typedef struct layer_job {
+typedef struct norm_job {
     const nbl__layernorm *a;
     float *w, *bias; /* [columns] */
     float *partial;  /* [blocks, 2, columns]: dw and db of each block of rows; NULL: not wanted */
-} layer_job;
+} norm_job;
 
-#define LANES 8
-#include "ops/common/lanes.inc"
-#include "ops/norm/layernorm.inc"
-#undef LANES
-#define LANES 16
-#include "ops/common/lanes.inc"
-#include "ops/norm/layernorm.inc"
-#undef LANES
+#define KERNELS "ops/norm/layernorm.inc"
+#include "ops/common/both_lanes.inc"
 
-static size_t layout(const nbl__layernorm *a, bool backward, uint8_t *base, layer_job *j)
+static size_t layout(const nbl__layernorm *a, bool backward, uint8_t *base, norm_job *j)
 {
     nbl__cut cut = {base, 0};
     int64_t columns = nbl__last(&a->x);
@@ -41,21 +35,7 @@ static size_t layout(const nbl__layernorm *a, bool backward, uint8_t *base, laye
     return cut.used;
 }
 
-static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
-{
-    layer_job j;
-    (void)ctx;
-    return layout(arguments, false, NULL, &j);
-}
-
-static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
-{
-    layer_job j;
-    (void)ctx;
-    return layout(arguments, true, NULL, &j);
-}
-
-static void read_weights(const nbl_context *ctx, const layer_job *j)
+static void read_weights(const nbl_context *ctx, const norm_job *j)
 {
     const nbl__layernorm *a = j->a;
     int64_t columns = nbl__last(&a->x);
@@ -67,7 +47,7 @@ static void read_weights(const nbl_context *ctx, const layer_job *j)
 static nbl_status run_forward(const nbl__call *call, const void *arguments, nbl__rows_fn rows)
 {
     const nbl__layernorm *a = arguments;
-    layer_job j;
+    norm_job j;
     layout(a, false, call->scratch, &j);
     read_weights(call->ctx, &j);
     return nbl__rows_run(call->ctx, nbl__tensor_rows(&a->x), nbl__rows_per_span(nbl__last(&a->x)), rows, &j);
@@ -77,7 +57,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments, nbl
 {
     const nbl__layernorm *a = arguments;
     int64_t count = nbl__tensor_rows(&a->x), columns = nbl__last(&a->x), blocks = nbl__block_count(count);
-    layer_job j;
+    norm_job j;
     layout(a, true, call->scratch, &j);
     if (!nbl__given(&a->dw) && !nbl__given(&a->dbias)) j.partial = NULL;
     read_weights(call->ctx, &j);
@@ -91,33 +71,8 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments, nbl
     return NBL_OK;
 }
 
-static nbl_status run_forward_avx2(const nbl__call *call, const void *arguments)
-{
-    return run_forward(call, arguments, forward_avx2);
-}
-
-static nbl_status run_forward_avx512(const nbl__call *call, const void *arguments)
-{
-    return run_forward(call, arguments, forward_avx512);
-}
-
-static nbl_status run_backward_avx2(const nbl__call *call, const void *arguments)
-{
-    return run_backward(call, arguments, backward_avx2);
-}
-
-static nbl_status run_backward_avx512(const nbl__call *call, const void *arguments)
-{
-    return run_backward(call, arguments, backward_avx512);
-}
-
-const nbl__impl nbl__layernorm_avx2 = {"layernorm_avx2", NBL_ISA_AVX2, NULL, forward_scratch,
-                                       run_forward_avx2};
-const nbl__impl nbl__layernorm_avx512 = {"layernorm_avx512", NBL_ISA_AVX512, NULL, forward_scratch,
-                                         run_forward_avx512};
-const nbl__impl nbl__layernorm_backward_avx2 = {"layernorm_backward_avx2", NBL_ISA_AVX2, NULL,
-                                                backward_scratch, run_backward_avx2};
-const nbl__impl nbl__layernorm_backward_avx512 = {"layernorm_backward_avx512", NBL_ISA_AVX512, NULL,
-                                                  backward_scratch, run_backward_avx512};
+#define NORM(name) nbl__layernorm##name
+#define NORM_NAME "layernorm"
+#include "ops/norm/norm_impls.inc"
 
 #endif

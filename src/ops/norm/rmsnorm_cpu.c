@@ -13,11 +13,11 @@
 #include "ops/common/rows.h"
 #include "ops/common/vmath.h"
 
-typedef struct rms_job {
+typedef struct norm_job {
     const nbl__rmsnorm *a;
     float *w;       /* [columns]: weight + offset */
     float *partial; /* [blocks, columns]: dw of each block of rows; NULL: not wanted */
-} rms_job;
+} norm_job;
 
 /* The addresses of one row's tensors; NULL: absent. */
 typedef struct rms_row {
@@ -42,17 +42,11 @@ static rms_row row_of(const nbl__rmsnorm *a, size_t bytes)
                      .dx = offset(&a->dx, bytes)};
 }
 
-#define LANES 8
-#include "ops/common/lanes.inc"
-#include "ops/norm/rmsnorm.inc"
-#undef LANES
-#define LANES 16
-#include "ops/common/lanes.inc"
-#include "ops/norm/rmsnorm.inc"
-#undef LANES
+#define KERNELS "ops/norm/rmsnorm.inc"
+#include "ops/common/both_lanes.inc"
 
 /* Cuts the scratch; base NULL: measures it. */
-static size_t layout(const nbl__rmsnorm *a, bool backward, uint8_t *base, rms_job *j)
+static size_t layout(const nbl__rmsnorm *a, bool backward, uint8_t *base, norm_job *j)
 {
     nbl__cut cut = {base, 0};
     int64_t columns = nbl__last(&a->x);
@@ -63,21 +57,7 @@ static size_t layout(const nbl__rmsnorm *a, bool backward, uint8_t *base, rms_jo
     return cut.used;
 }
 
-static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
-{
-    rms_job j;
-    (void)ctx;
-    return layout(arguments, false, NULL, &j);
-}
-
-static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
-{
-    rms_job j;
-    (void)ctx;
-    return layout(arguments, true, NULL, &j);
-}
-
-static void read_weight(const nbl_context *ctx, const rms_job *j)
+static void read_weight(const nbl_context *ctx, const norm_job *j)
 {
     int64_t columns = nbl__last(&j->a->x);
     nbl__to_f32(nbl__isa(ctx), j->a->w.dtype, j->a->w.data, j->w, columns);
@@ -87,7 +67,7 @@ static void read_weight(const nbl_context *ctx, const rms_job *j)
 static nbl_status run_forward(const nbl__call *call, const void *arguments, nbl__rows_fn rows)
 {
     const nbl__rmsnorm *a = arguments;
-    rms_job j;
+    norm_job j;
     layout(a, false, call->scratch, &j);
     read_weight(call->ctx, &j);
     return nbl__rows_run(call->ctx, nbl__tensor_rows(&a->x), nbl__rows_per_span(nbl__last(&a->x)), rows, &j);
@@ -97,7 +77,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments, nbl
 {
     nbl__rmsnorm sum = nbl__rmsnorm_from_sum(arguments), *a = &sum;
     int64_t count = nbl__tensor_rows(&a->x), columns = nbl__last(&a->x);
-    rms_job j;
+    norm_job j;
     layout(a, true, call->scratch, &j);
     if (!nbl__given(&a->dw)) j.partial = NULL;
     read_weight(call->ctx, &j);
@@ -107,32 +87,8 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments, nbl
                            a->accumulate);
 }
 
-static nbl_status run_forward_avx2(const nbl__call *call, const void *arguments)
-{
-    return run_forward(call, arguments, forward_avx2);
-}
-
-static nbl_status run_forward_avx512(const nbl__call *call, const void *arguments)
-{
-    return run_forward(call, arguments, forward_avx512);
-}
-
-static nbl_status run_backward_avx2(const nbl__call *call, const void *arguments)
-{
-    return run_backward(call, arguments, backward_avx2);
-}
-
-static nbl_status run_backward_avx512(const nbl__call *call, const void *arguments)
-{
-    return run_backward(call, arguments, backward_avx512);
-}
-
-const nbl__impl nbl__rmsnorm_avx2 = {"rmsnorm_avx2", NBL_ISA_AVX2, NULL, forward_scratch, run_forward_avx2};
-const nbl__impl nbl__rmsnorm_avx512 = {"rmsnorm_avx512", NBL_ISA_AVX512, NULL, forward_scratch,
-                                       run_forward_avx512};
-const nbl__impl nbl__rmsnorm_backward_avx2 = {"rmsnorm_backward_avx2", NBL_ISA_AVX2, NULL, backward_scratch,
-                                              run_backward_avx2};
-const nbl__impl nbl__rmsnorm_backward_avx512 = {"rmsnorm_backward_avx512", NBL_ISA_AVX512, NULL,
-                                                backward_scratch, run_backward_avx512};
+#define NORM(name) nbl__rmsnorm##name
+#define NORM_NAME "rmsnorm"
+#include "ops/norm/norm_impls.inc"
 
 #endif

@@ -70,14 +70,8 @@ static void adamw_scalar(const constants *c, nbl_dtype p_dtype, uint8_t *p_at, n
 }
 
 #if defined(__x86_64__)
-#define LANES 8
-#include "ops/common/lanes.inc"
-#include "ops/optimizer/adamw_kernels.inc"
-#undef LANES
-#define LANES 16
-#include "ops/common/lanes.inc"
-#include "ops/optimizer/adamw_kernels.inc"
-#undef LANES
+#define KERNELS "ops/optimizer/adamw_kernels.inc"
+#include "ops/common/both_lanes.inc"
 #endif
 
 /* The step for n elements of a tensor from element i on, with their moments in m and v. */

@@ -65,14 +65,8 @@ NBL_TARGET_AVX512 static inline __m512 reduce_avx512(double position, __m512 fre
     return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(r[0])), _mm512_cvtpd_ps(r[1]), 1);
 }
 
-#define LANES 8
-#include "ops/common/lanes.inc"
-#include "ops/rope/rope.inc"
-#undef LANES
-#define LANES 16
-#include "ops/common/lanes.inc"
-#include "ops/rope/rope.inc"
-#undef LANES
+#define KERNELS "ops/rope/rope.inc"
+#include "ops/common/both_lanes.inc"
 
 typedef struct kernels {
     nbl__rows_fn table, rotate;

@@ -104,21 +104,6 @@ transposed(const nbl__fourbit_source *s, nbl_dtype compute, bool low_first, int6
     return true;
 }
 
-NBL_TARGET_AVX2 bool nbl__pack_fourbit_t16_f32_avx2(const nbl__fourbit_source *s, int64_t row,
-                                                    int64_t row_end, int64_t k_begin, int64_t k, float *to)
-{
-    if (s->low_first) {
-        if (s->compute == NBL_DTYPE_F32)
-            return transposed(s, NBL_DTYPE_F32, true, row, row_end, k_begin, k, to);
-        if (s->compute == NBL_DTYPE_F16)
-            return transposed(s, NBL_DTYPE_F16, true, row, row_end, k_begin, k, to);
-        return transposed(s, NBL_DTYPE_BF16, true, row, row_end, k_begin, k, to);
-    }
-    if (s->compute == NBL_DTYPE_F32) return transposed(s, NBL_DTYPE_F32, false, row, row_end, k_begin, k, to);
-    if (s->compute == NBL_DTYPE_F16) return transposed(s, NBL_DTYPE_F16, false, row, row_end, k_begin, k, to);
-    return transposed(s, NBL_DTYPE_BF16, false, row, row_end, k_begin, k, to);
-}
-
 /* ---- straight ---- */
 
 /* `strips` strips (2 or 4), k rows of the weight. Four strips are 64 columns, which usually share
@@ -158,24 +143,8 @@ NBL_TARGET_AVX2 __attribute__((always_inline)) static inline bool straight(const
     return true;
 }
 
-/* All strips, four at a time; the rest is two. */
-NBL_TARGET_AVX2 __attribute__((always_inline)) static inline bool straight_of(const nbl__fourbit_source *s,
-                                                                              nbl_dtype compute, int64_t n,
-                                                                              int64_t strips, int64_t k_begin,
-                                                                              int64_t k, float *to)
-{
-    int64_t t = 0;
-    for (; t + 4 <= strips; t += 4)
-        if (!straight(s, compute, 4, n + t * NBL_STRIP, k_begin, k, to + t * k * NBL_STRIP)) return false;
-    return t == strips || straight(s, compute, 2, n + t * NBL_STRIP, k_begin, k, to + t * k * NBL_STRIP);
-}
-
-NBL_TARGET_AVX2 bool nbl__pack_fourbit_n16_f32_avx2(const nbl__fourbit_source *s, int64_t n_begin,
-                                                    int64_t strips, int64_t k_begin, int64_t k, float *to)
-{
-    if (s->compute == NBL_DTYPE_F32) return straight_of(s, NBL_DTYPE_F32, n_begin, strips, k_begin, k, to);
-    if (s->compute == NBL_DTYPE_F16) return straight_of(s, NBL_DTYPE_F16, n_begin, strips, k_begin, k, to);
-    return straight_of(s, NBL_DTYPE_BF16, n_begin, strips, k_begin, k, to);
-}
+#define LANES 8
+#include "ops/common/lanes.inc"
+#include "ops/gemm/cpu/pack_fourbit.inc"
 
 #endif

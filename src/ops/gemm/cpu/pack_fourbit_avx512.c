@@ -94,22 +94,6 @@ transposed(const nbl__fourbit_source *s, nbl_dtype compute, bool low_first, int6
     return true;
 }
 
-NBL_TARGET_AVX512 bool nbl__pack_fourbit_t16_f32_avx512(const nbl__fourbit_source *s, int64_t row,
-                                                        int64_t row_end, int64_t k_begin, int64_t k,
-                                                        float *to)
-{
-    if (s->low_first) {
-        if (s->compute == NBL_DTYPE_F32)
-            return transposed(s, NBL_DTYPE_F32, true, row, row_end, k_begin, k, to);
-        if (s->compute == NBL_DTYPE_F16)
-            return transposed(s, NBL_DTYPE_F16, true, row, row_end, k_begin, k, to);
-        return transposed(s, NBL_DTYPE_BF16, true, row, row_end, k_begin, k, to);
-    }
-    if (s->compute == NBL_DTYPE_F32) return transposed(s, NBL_DTYPE_F32, false, row, row_end, k_begin, k, to);
-    if (s->compute == NBL_DTYPE_F16) return transposed(s, NBL_DTYPE_F16, false, row, row_end, k_begin, k, to);
-    return transposed(s, NBL_DTYPE_BF16, false, row, row_end, k_begin, k, to);
-}
-
 /* One strip of pairs. `weave` interleaves the bf16 of k and of k + 1. */
 NBL_TARGET_AVX512BF16 __attribute__((always_inline)) static inline bool
 transposed_pairs(const nbl__fourbit_source *s, bool low_first, int64_t row, int64_t row_end, int64_t k_begin,
@@ -198,23 +182,9 @@ NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool straight(con
     return true;
 }
 
-NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool
-straight_of(const nbl__fourbit_source *s, nbl_dtype compute, int64_t n, int64_t strips, int64_t k_begin,
-            int64_t k, float *to)
-{
-    int64_t t = 0;
-    for (; t + 4 <= strips; t += 4)
-        if (!straight(s, compute, 4, n + t * NBL_STRIP, k_begin, k, to + t * k * NBL_STRIP)) return false;
-    return t == strips || straight(s, compute, 2, n + t * NBL_STRIP, k_begin, k, to + t * k * NBL_STRIP);
-}
-
-NBL_TARGET_AVX512 bool nbl__pack_fourbit_n16_f32_avx512(const nbl__fourbit_source *s, int64_t n_begin,
-                                                        int64_t strips, int64_t k_begin, int64_t k, float *to)
-{
-    if (s->compute == NBL_DTYPE_F32) return straight_of(s, NBL_DTYPE_F32, n_begin, strips, k_begin, k, to);
-    if (s->compute == NBL_DTYPE_F16) return straight_of(s, NBL_DTYPE_F16, n_begin, strips, k_begin, k, to);
-    return straight_of(s, NBL_DTYPE_BF16, n_begin, strips, k_begin, k, to);
-}
+#define LANES 16
+#include "ops/common/lanes.inc"
+#include "ops/gemm/cpu/pack_fourbit.inc"
 
 /* The scaled table of a row's block, rounded to bf16, in the upper halves of the lanes. */
 NBL_TARGET_AVX512 __attribute__((always_inline)) static inline __m512i upper_table(__m512 table, float scale)

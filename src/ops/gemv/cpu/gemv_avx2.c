@@ -16,7 +16,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define FETCH(pointer) _mm_prefetch((const char *)(pointer), _MM_HINT_T0)
+#define LANES 8
+#include "ops/common/lanes.inc"
 
 /* The sum of eight lanes. */
 NBL_TARGET_AVX2 NBL_INLINE float sum_of(__m256 v)
@@ -178,9 +179,6 @@ NBL_TARGET_AVX2 static void transpose_bf16(const float *from, float *to)
     }
 }
 
-/* Independent sums per row, so that additions do not wait for each other. */
-#define CHAINS(rows) ((rows) == 1 ? 4 : (rows) == 8 ? 1 : 2)
-
 /* One unit, 32 or 64 weights with one scale, times all rows of A. */
 NBL_TARGET_AVX2 NBL_INLINE void unit_fourbit(nbl_dtype dtype, int rows, bool fine, const tables *fixed,
                                              entries e, float scale, __m256i shift, const uint8_t *codes,
@@ -213,7 +211,7 @@ NBL_TARGET_AVX2 NBL_INLINE void unit_fourbit(nbl_dtype dtype, int rows, bool fin
 }
 
 /* Four bits: for each column, for each unit. */
-NBL_TARGET_AVX2 NBL_INLINE void run_fourbit(const nbl__gemv_job *job, nbl_dtype dtype, int rows, bool fine)
+NBL_TARGET_AVX2 NBL_INLINE void run_fourbit(const nbl__gemv_job *job, int rows, nbl_dtype dtype, bool fine)
 {
     const nbl_weight *weight = job->term->b.weight;
     const int unit = fine ? 32 : 64, per_group = NBL_GEMV_GROUP / unit, chains = CHAINS(rows);
@@ -250,17 +248,8 @@ NBL_TARGET_AVX2 NBL_INLINE void run_fourbit(const nbl__gemv_job *job, nbl_dtype 
 
 /* ---- int8 and dense: 8 values at a time, in their order ---- */
 
-typedef enum source {
-    SOURCE_F32,
-    SOURCE_F16,
-    SOURCE_BF16,
-    SOURCE_INT8,     /* the code; the row's scale multiplies the sum */
-    SOURCE_INT8_F16, /* the value, rounded */
-    SOURCE_INT8_BF16
-} source;
-
-/* Eight values of B as f32. */
-NBL_TARGET_AVX2 NBL_INLINE __m256 eight(source from, const uint8_t *data, __m256 scale)
+/* Eight weights as f32. */
+NBL_TARGET_AVX2 NBL_INLINE __m256 values(source from, const uint8_t *data, __m256 scale)
 {
     const void *at = data;
     if (from == SOURCE_F32) return _mm256_loadu_ps(at);
@@ -273,185 +262,27 @@ NBL_TARGET_AVX2 NBL_INLINE __m256 eight(source from, const uint8_t *data, __m256
     return round_to(from == SOURCE_INT8_F16 ? NBL_DTYPE_F16 : NBL_DTYPE_BF16, value);
 }
 
-/* Σ a · (count values), added to sums. */
-NBL_TARGET_AVX2 NBL_INLINE void dot_from(source from, int rows, const uint8_t *data, int64_t ahead,
-                                         float scale, const float *a, int64_t count, __m256 *sums)
+/* The same of `count` weights or eight, if that is less; zeros behind them. */
+NBL_TARGET_AVX2 NBL_INLINE __m256 last_values(source from, const uint8_t *data, int64_t count, __m256 scale)
 {
-    const __m256 factor = _mm256_set1_ps(scale);
-    const int size = from == SOURCE_F32 ? 4 : from <= SOURCE_BF16 ? 2 : 1, chains = CHAINS(rows);
-    __m256 parts[4][NBL_GEMV_MAX_ROWS];
-    NBL_UNROLL for (int c = 0; c < chains; c++)
-    {
-        NBL_UNROLL for (int i = 0; i < rows; i++) parts[c][i] = c ? _mm256_setzero_ps() : sums[i];
-    }
-    int64_t k = 0;
-    for (; k + NBL_GEMV_GROUP <= count; k += NBL_GEMV_GROUP, a += rows * NBL_GEMV_GROUP) {
-        NBL_UNROLL for (int j = 0; j < 2 * size; j++) FETCH(data + ahead + k * size + 64 * j);
-        NBL_UNROLL for (int j = 0; j < 16; j++)
-        {
-            __m256 w = eight(from, data + (k + 8 * j) * size, factor);
-            NBL_UNROLL for (int i = 0; i < rows; i++)
-            {
-                __m256 x = _mm256_load_ps(a + i * NBL_GEMV_GROUP + 8 * j);
-                parts[j % chains][i] = _mm256_fmadd_ps(w, x, parts[j % chains][i]);
-            }
-        }
-    }
-    for (; k < count; k += 8, a += 8) {
-        uint8_t last[32] = {0};
-        const uint8_t *eighth = data + k * size;
-        if (count - k < 8) eighth = memcpy(last, eighth, (size_t)((count - k) * size));
-        __m256 w = eight(from, eighth, factor);
-        NBL_UNROLL for (int i = 0; i < rows; i++)
-        {
-            parts[0][i] = _mm256_fmadd_ps(w, _mm256_load_ps(a + i * NBL_GEMV_GROUP), parts[0][i]);
-        }
-    }
-    NBL_UNROLL for (int i = 0; i < rows; i++)
-    {
-        sums[i] = parts[0][i];
-        NBL_UNROLL for (int c = 1; c < chains; c++) sums[i] = _mm256_add_ps(sums[i], parts[c][i]);
-    }
+    const int size = from == SOURCE_F32 ? 4 : from <= SOURCE_BF16 ? 2 : 1;
+    uint8_t last[32] = {0};
+    if (count < 8) data = memcpy(last, data, (size_t)(count * size));
+    return values(from, data, scale);
 }
 
-/* int8 and dense: for each column, one dot product. */
-NBL_TARGET_AVX2 NBL_INLINE void run_simple(const nbl__gemv_job *job, source from, int rows)
+NBL_INLINE int64_t columns_ahead(int64_t column_bytes)
 {
-    const nbl__mat *b = &job->term->b;
-    const int64_t size = from == SOURCE_F32 ? 4 : from <= SOURCE_BF16 ? 2 : 1;
-    const int64_t stride = b->weight ? nbl__gemv_columns(b->weight) : b->stride;
-    const uint8_t *data = b->weight ? b->weight->data : b->data;
-    for (int64_t n = job->n_begin; n < job->n_end; n++) {
-        float scale = from >= SOURCE_INT8 ? b->weight->scales[n] : 1;
-        __m256 sums[NBL_GEMV_MAX_ROWS];
-        NBL_UNROLL for (int i = 0; i < rows; i++) sums[i] = _mm256_setzero_ps();
-        dot_from(from, rows, data + (n * stride + job->first) * size, 2 * stride * size, scale, job->a,
-                 job->count, sums);
-        add_to_tile(job, rows, n, sums, from == SOURCE_INT8 ? scale * NBL_INVERSE_127 : 1);
-    }
+    (void)column_bytes;
+    return 2;
 }
 
-/* ---- instances: one per number of rows ---- */
-
-#define KERNEL(name, call)                                                                                   \
-    NBL_TARGET_AVX2 static void name(const nbl__gemv_job *job)                                               \
-    {                                                                                                        \
-        switch (job->rows) {                                                                                 \
-        case 1: call(1); break;                                                                              \
-        case 2: call(2); break;                                                                              \
-        case 4: call(4); break;                                                                              \
-        default: call(8); break;                                                                             \
-        }                                                                                                    \
-    }
-
-#define BODY(rows) run_fourbit(job, NBL_DTYPE_F32, rows, false)
-KERNEL(fourbit_f32, BODY)
-#undef BODY
-#define BODY(rows) run_fourbit(job, NBL_DTYPE_F32, rows, true)
-KERNEL(fourbit_f32_fine, BODY)
-#undef BODY
-#define BODY(rows) run_fourbit(job, NBL_DTYPE_F16, rows, false)
-KERNEL(fourbit_f16, BODY)
-#undef BODY
-#define BODY(rows) run_fourbit(job, NBL_DTYPE_F16, rows, true)
-KERNEL(fourbit_f16_fine, BODY)
-#undef BODY
-#define BODY(rows) run_fourbit(job, NBL_DTYPE_BF16, rows, false)
-KERNEL(fourbit_bf16, BODY)
-#undef BODY
-#define BODY(rows) run_fourbit(job, NBL_DTYPE_BF16, rows, true)
-KERNEL(fourbit_bf16_fine, BODY)
-#undef BODY
-#define BODY(rows) run_simple(job, SOURCE_F32, rows)
-KERNEL(dense_f32, BODY)
-#undef BODY
-#define BODY(rows) run_simple(job, SOURCE_F16, rows)
-KERNEL(dense_f16, BODY)
-#undef BODY
-#define BODY(rows) run_simple(job, SOURCE_BF16, rows)
-KERNEL(dense_bf16, BODY)
-#undef BODY
-#define BODY(rows) run_simple(job, SOURCE_INT8, rows)
-KERNEL(int8_f32, BODY)
-#undef BODY
-#define BODY(rows) run_simple(job, SOURCE_INT8_F16, rows)
-KERNEL(int8_f16, BODY)
-#undef BODY
-#define BODY(rows) run_simple(job, SOURCE_INT8_BF16, rows)
-KERNEL(int8_bf16, BODY)
-#undef BODY
-
-/* ---- the choice ---- */
-
-typedef void (*kernel)(const nbl__gemv_job *job);
-
-/* The kernel for int8 and dense; NULL: a dense weight that must be rounded first. */
-static kernel simple_kernel(const nbl__term *term)
+static void (*kernel_order(const nbl_weight *weight, int type))(const float *from, float *to)
 {
-    const nbl_weight *weight = term->b.weight;
-    nbl_dtype dtype = weight ? weight->dtype : term->b.dtype;
-    if (weight && weight->format == NBL_FORMAT_INT8)
-        return term->compute == NBL_DTYPE_F32   ? int8_f32
-               : term->compute == NBL_DTYPE_F16 ? int8_f16
-                                                : int8_bf16;
-    if (weight && term->compute != NBL_DTYPE_F32 && term->compute != dtype) return NULL; /* rounds */
-    return dtype == NBL_DTYPE_F32    ? dense_f32
-           : dtype == NBL_DTYPE_F16  ? dense_f16
-           : dtype == NBL_DTYPE_BF16 ? dense_bf16
-                                     : NULL;
+    (void)weight;
+    return type == 0 ? transpose_f32 : type == 1 ? transpose_f16 : transpose_bf16;
 }
 
-bool nbl__gemv_plan_avx2(const nbl__term *term, nbl__gemv_plan *plan)
-{
-    static const kernel fourbit[3][2] = {
-        {fourbit_f32, fourbit_f32_fine}, {fourbit_f16, fourbit_f16_fine}, {fourbit_bf16, fourbit_bf16_fine}};
-    const nbl_weight *weight = term->b.weight;
-    if (weight == NULL || !nbl__gemv_fourbit(weight)) {
-        kernel run = simple_kernel(term);
-        if (run) plan->run = run;
-        return run != NULL;
-    }
-    int unit = nbl__gemv_unit(weight);
-    if (nbl__gemv_columns(weight) % unit != 0) return false; /* rows start anywhere in a block */
-    int type = term->compute == NBL_DTYPE_F32 ? 0 : term->compute == NBL_DTYPE_F16 ? 1 : 2;
-    plan->run = fourbit[type][unit == 32];
-    plan->turn = type == 0 ? transpose_f32 : type == 1 ? transpose_f16 : transpose_bf16;
-    return true;
-}
-
-/* ---- for the ways without a kernel ---- */
-
-#define BODY(rows) dot_from(SOURCE_F32, rows, (const uint8_t *)w, 0, 1, a, count, parts)
-
-NBL_TARGET_AVX2 void nbl__gemv_dot_avx2(int rows, const float *a, const float *w, int64_t count, float *sums)
-{
-    __m256 parts[NBL_GEMV_MAX_ROWS];
-    for (int i = 0; i < rows; i++) parts[i] = _mm256_setzero_ps();
-    switch (rows) {
-    case 1: BODY(1); break;
-    case 2: BODY(2); break;
-    case 4: BODY(4); break;
-    default: BODY(8); break;
-    }
-    for (int i = 0; i < rows; i++) sums[i] += sum_of(parts[i]);
-}
-#undef BODY
-
-NBL_TARGET_AVX2 void nbl__gemv_axpy_avx2(int rows, const float *a, const float *w, float *acc)
-{
-    for (int i = 0; i < rows; i++) {
-        __m256 x[4];
-        NBL_UNROLL for (int j = 0; j < 4; j++) x[j] = _mm256_set1_ps(a[i * NBL_GEMV_GROUP + j]);
-        float *to = acc + i * NBL_GEMV_PIECE;
-        for (int c = 0; c < NBL_GEMV_PIECE; c += 8) {
-            __m256 sum = _mm256_load_ps(to + c);
-            NBL_UNROLL for (int j = 0; j < 4; j++)
-            {
-                sum = _mm256_fmadd_ps(x[j], _mm256_load_ps(w + j * NBL_GEMV_PIECE + c), sum);
-            }
-            _mm256_store_ps(to + c, sum);
-        }
-    }
-}
+#include "ops/gemv/cpu/gemv.inc"
 
 #endif

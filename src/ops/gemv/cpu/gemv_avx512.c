@@ -18,9 +18,11 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* Prefetches memory of a later column: two columns ahead, or FETCH_BYTES ahead if that is further.
+#define LANES 16
+#include "ops/common/lanes.inc"
+
+/* Memory of a later column is prefetched: two columns ahead, or FETCH_BYTES ahead if that is further.
  * The hardware's prefetch stops at the end of a page, which is about ten columns of a small model. */
-#define FETCH(pointer) _mm_prefetch((const char *)(pointer), _MM_HINT_T0)
 enum { FETCH_BYTES = 3072 };
 
 NBL_INLINE int64_t columns_ahead(int64_t column_bytes)
@@ -51,6 +53,11 @@ NBL_TARGET_AVX512 NBL_INLINE __m512 four_sums(const __m512 *v)
     return _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
 }
 
+NBL_TARGET_AVX512 NBL_INLINE float sum_of(__m512 v)
+{
+    return _mm512_reduce_add_ps(v);
+}
+
 /* tile[i, n] += alpha · factor · (sum of sums[i]), for the rows that exist. */
 NBL_TARGET_AVX512 NBL_INLINE void add_to_tile(const nbl__gemv_job *job, int rows, int64_t n,
                                               const __m512 *sums, float factor)
@@ -59,7 +66,7 @@ NBL_TARGET_AVX512 NBL_INLINE void add_to_tile(const nbl__gemv_job *job, int rows
     NBL_UNROLL for (int i = 0; i < rows; i++)
     {
         if (rows >= 4 && i % 4 == 0) _mm512_storeu_ps(four, four_sums(sums + i));
-        float sum = rows >= 4 ? four[i % 4 * 4] : _mm512_reduce_add_ps(sums[i]);
+        float sum = rows >= 4 ? four[i % 4 * 4] : sum_of(sums[i]);
         if (i < job->m) tile[i * job->tile_stride] += job->term->alpha * (sum * factor);
     }
 }
@@ -191,9 +198,6 @@ NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_f32(const nbl__gemv_job *job, int 
 
 /* ---- 4 bits, rounded to f16 or bf16 ---- */
 
-/* How many sums a row needs so that additions do not wait for each other. */
-#define CHAINS(rows) ((rows) == 1 ? 4 : (rows) == 8 ? 1 : 2)
-
 NBL_TARGET_AVX512 NBL_INLINE void unit_16(int rows, const uint8_t *codes, __m512 values, const float *a,
                                           __m512 *sums)
 {
@@ -250,154 +254,12 @@ NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_16(const nbl__gemv_job *job, nbl_d
     }
 }
 
-/* ---- int8 and dense: 16 values at a time, in their order ---- */
+/* ---- 4 bits ---- */
 
-typedef enum source {
-    SOURCE_F32,
-    SOURCE_F16,
-    SOURCE_BF16,
-    SOURCE_INT8,     /* the code; the row's scale comes later */
-    SOURCE_INT8_F16, /* the value, rounded */
-    SOURCE_INT8_BF16
-} source;
-
-NBL_TARGET_AVX512 NBL_INLINE __m512 sixteen(source from, const uint8_t *data, int64_t i, __mmask16 which,
-                                            __m512 scale)
+NBL_TARGET_AVX512 NBL_INLINE void run_fourbit(const nbl__gemv_job *job, int rows, nbl_dtype dtype, bool fine)
 {
-    if (from == SOURCE_F32) return _mm512_maskz_loadu_ps(which, data + 4 * i);
-    if (from == SOURCE_F16) return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(which, data + 2 * i));
-    if (from == SOURCE_BF16) {
-        __m512i bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(which, data + 2 * i));
-        return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
-    }
-    __m512 code = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(which, data + i)));
-    if (from == SOURCE_INT8) return code;
-    __m512 value = _mm512_mul_ps(_mm512_mul_ps(code, scale), _mm512_set1_ps(NBL_INVERSE_127));
-    return round_to(from == SOURCE_INT8_F16 ? NBL_DTYPE_F16 : NBL_DTYPE_BF16, value);
-}
-
-/* Σ a · (count values), added to sums. */
-NBL_TARGET_AVX512 NBL_INLINE void dot_from(source from, int rows, const uint8_t *data, int64_t ahead,
-                                           float scale, const float *a, int64_t count, __m512 *sums)
-{
-    const __m512 factor = _mm512_set1_ps(scale);
-    const int size = from == SOURCE_F32 ? 4 : from <= SOURCE_BF16 ? 2 : 1, chains = CHAINS(rows);
-    __m512 parts[4][NBL_GEMV_MAX_ROWS];
-    NBL_UNROLL for (int c = 0; c < chains; c++)
-    {
-        NBL_UNROLL for (int i = 0; i < rows; i++) parts[c][i] = c ? _mm512_setzero_ps() : sums[i];
-    }
-    int64_t k = 0;
-    for (; k + NBL_GEMV_GROUP <= count; k += NBL_GEMV_GROUP, a += rows * NBL_GEMV_GROUP) {
-        NBL_UNROLL for (int j = 0; j < 2 * size; j++) FETCH(data + ahead + k * size + 64 * j);
-        NBL_UNROLL for (int j = 0; j < 8; j++)
-        {
-            __m512 w = sixteen(from, data, k + 16 * j, 0xffff, factor);
-            NBL_UNROLL for (int i = 0; i < rows; i++)
-            {
-                __m512 x = _mm512_load_ps(a + i * NBL_GEMV_GROUP + 16 * j);
-                parts[j % chains][i] = _mm512_fmadd_ps(w, x, parts[j % chains][i]);
-            }
-        }
-    }
-    for (; k < count; k += 16, a += 16) {
-        __mmask16 which = count - k >= 16 ? 0xffff : (__mmask16)((1 << (count - k)) - 1);
-        __m512 w = sixteen(from, data, k, which, factor);
-        NBL_UNROLL for (int i = 0; i < rows; i++)
-        {
-            parts[0][i] = _mm512_fmadd_ps(w, _mm512_load_ps(a + i * NBL_GEMV_GROUP), parts[0][i]);
-        }
-    }
-    NBL_UNROLL for (int i = 0; i < rows; i++)
-    {
-        sums[i] = parts[0][i];
-        NBL_UNROLL for (int c = 1; c < chains; c++) sums[i] = _mm512_add_ps(sums[i], parts[c][i]);
-    }
-}
-
-NBL_TARGET_AVX512 NBL_INLINE void run_simple(const nbl__gemv_job *job, source from, int rows)
-{
-    const nbl__mat *b = &job->term->b;
-    const int64_t size = from == SOURCE_F32 ? 4 : from <= SOURCE_BF16 ? 2 : 1;
-    const int64_t stride = b->weight ? nbl__gemv_columns(b->weight) : b->stride;
-    const uint8_t *data = b->weight ? b->weight->data : b->data;
-    const int64_t ahead = columns_ahead(stride * size) * stride * size;
-    for (int64_t n = job->n_begin; n < job->n_end; n++) {
-        float scale = from >= SOURCE_INT8 ? b->weight->scales[n] : 1;
-        __m512 sums[NBL_GEMV_MAX_ROWS];
-        NBL_UNROLL for (int i = 0; i < rows; i++) sums[i] = _mm512_setzero_ps();
-        dot_from(from, rows, data + (n * stride + job->first) * size, ahead, scale, job->a, job->count, sums);
-        add_to_tile(job, rows, n, sums, from == SOURCE_INT8 ? scale * NBL_INVERSE_127 : 1);
-    }
-}
-
-/* ---- instances: one per number of rows ---- */
-
-#define KERNEL(name, call)                                                                                   \
-    NBL_TARGET_AVX512 static void name(const nbl__gemv_job *job)                                             \
-    {                                                                                                        \
-        switch (job->rows) {                                                                                 \
-        case 1: call(1); break;                                                                              \
-        case 2: call(2); break;                                                                              \
-        case 4: call(4); break;                                                                              \
-        default: call(8); break;                                                                             \
-        }                                                                                                    \
-    }
-
-#define BODY(rows) run_fourbit_f32(job, rows, false)
-KERNEL(fourbit_f32, BODY)
-#undef BODY
-#define BODY(rows) run_fourbit_f32(job, rows, true)
-KERNEL(fourbit_f32_fine, BODY)
-#undef BODY
-#define BODY(rows) run_fourbit_16(job, NBL_DTYPE_F16, rows, false)
-KERNEL(fourbit_f16, BODY)
-#undef BODY
-#define BODY(rows) run_fourbit_16(job, NBL_DTYPE_F16, rows, true)
-KERNEL(fourbit_f16_fine, BODY)
-#undef BODY
-#define BODY(rows) run_fourbit_16(job, NBL_DTYPE_BF16, rows, false)
-KERNEL(fourbit_bf16, BODY)
-#undef BODY
-#define BODY(rows) run_fourbit_16(job, NBL_DTYPE_BF16, rows, true)
-KERNEL(fourbit_bf16_fine, BODY)
-#undef BODY
-#define BODY(rows) run_simple(job, SOURCE_F32, rows)
-KERNEL(dense_f32, BODY)
-#undef BODY
-#define BODY(rows) run_simple(job, SOURCE_F16, rows)
-KERNEL(dense_f16, BODY)
-#undef BODY
-#define BODY(rows) run_simple(job, SOURCE_BF16, rows)
-KERNEL(dense_bf16, BODY)
-#undef BODY
-#define BODY(rows) run_simple(job, SOURCE_INT8, rows)
-KERNEL(int8_f32, BODY)
-#undef BODY
-#define BODY(rows) run_simple(job, SOURCE_INT8_F16, rows)
-KERNEL(int8_f16, BODY)
-#undef BODY
-#define BODY(rows) run_simple(job, SOURCE_INT8_BF16, rows)
-KERNEL(int8_bf16, BODY)
-#undef BODY
-
-/* ---- the choice ---- */
-
-typedef void (*kernel)(const nbl__gemv_job *job);
-
-static kernel simple_kernel(const nbl__term *term)
-{
-    const nbl_weight *weight = term->b.weight;
-    nbl_dtype dtype = weight ? weight->dtype : term->b.dtype;
-    if (weight && weight->format == NBL_FORMAT_INT8)
-        return term->compute == NBL_DTYPE_F32   ? int8_f32
-               : term->compute == NBL_DTYPE_F16 ? int8_f16
-                                                : int8_bf16;
-    if (weight && term->compute != NBL_DTYPE_F32 && term->compute != dtype) return NULL; /* rounds */
-    return dtype == NBL_DTYPE_F32    ? dense_f32
-           : dtype == NBL_DTYPE_F16  ? dense_f16
-           : dtype == NBL_DTYPE_BF16 ? dense_bf16
-                                     : NULL;
+    if (dtype == NBL_DTYPE_F32) run_fourbit_f32(job, rows, fine);
+    else run_fourbit_16(job, dtype, rows, fine);
 }
 
 /* A lane holds 8 codes, and `lanes` of them stand side by side: lane l of step s meets element 8 l + s, or its
@@ -434,60 +296,40 @@ NBL_TARGET_AVX512 static void transpose_16_low_first(const float *from, float *t
     turn(4, 0, from, to);
 }
 
-bool nbl__gemv_plan_avx512(const nbl__term *term, nbl__gemv_plan *plan)
+static void (*kernel_order(const nbl_weight *weight, int type))(const float *from, float *to)
 {
-    static const kernel fourbit[3][2] = {
-        {fourbit_f32, fourbit_f32_fine}, {fourbit_f16, fourbit_f16_fine}, {fourbit_bf16, fourbit_bf16_fine}};
-    const nbl_weight *weight = term->b.weight;
-    if (weight == NULL || !nbl__gemv_fourbit(weight)) {
-        kernel run = simple_kernel(term);
-        if (run) plan->run = run;
-        return run != NULL;
-    }
-    int unit = nbl__gemv_unit(weight);
-    if (nbl__gemv_columns(weight) % unit != 0) return false; /* rows start anywhere in a block */
-    int type = term->compute == NBL_DTYPE_F32 ? 0 : term->compute == NBL_DTYPE_F16 ? 1 : 2;
-    plan->run = fourbit[type][unit == 32];
     bool low_first = weight->format == NBL_FORMAT_MXFP4;
-    if (type == 0) plan->turn = low_first ? transpose_f32_low_first : transpose_f32_high_first;
-    else plan->turn = low_first ? transpose_16_low_first : transpose_16_high_first;
-    return true;
+    if (type == 0) return low_first ? transpose_f32_low_first : transpose_f32_high_first;
+    return low_first ? transpose_16_low_first : transpose_16_high_first;
 }
 
-/* ---- pieces that were decoded elsewhere ---- */
+/* ---- int8 and dense: 16 values at a time, in their order ---- */
 
-#define BODY(rows) dot_from(SOURCE_F32, rows, (const uint8_t *)w, 0, 1, a, count, parts)
-
-NBL_TARGET_AVX512 void nbl__gemv_dot_avx512(int rows, const float *a, const float *w, int64_t count,
-                                            float *sums)
+NBL_TARGET_AVX512 NBL_INLINE __m512 sixteen(source from, const uint8_t *data, __mmask16 which, __m512 scale)
 {
-    __m512 parts[NBL_GEMV_MAX_ROWS];
-    for (int i = 0; i < rows; i++) parts[i] = _mm512_setzero_ps();
-    switch (rows) {
-    case 1: BODY(1); break;
-    case 2: BODY(2); break;
-    case 4: BODY(4); break;
-    default: BODY(8); break;
+    if (from == SOURCE_F32) return _mm512_maskz_loadu_ps(which, data);
+    if (from == SOURCE_F16) return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(which, data));
+    if (from == SOURCE_BF16) {
+        __m512i bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(which, data));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
     }
-    for (int i = 0; i < rows; i++) sums[i] += _mm512_reduce_add_ps(parts[i]);
+    __m512 code = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(which, data)));
+    if (from == SOURCE_INT8) return code;
+    __m512 value = _mm512_mul_ps(_mm512_mul_ps(code, scale), _mm512_set1_ps(NBL_INVERSE_127));
+    return round_to(from == SOURCE_INT8_F16 ? NBL_DTYPE_F16 : NBL_DTYPE_BF16, value);
 }
-#undef BODY
 
-NBL_TARGET_AVX512 void nbl__gemv_axpy_avx512(int rows, const float *a, const float *w, float *acc)
+NBL_TARGET_AVX512 NBL_INLINE __m512 values(source from, const uint8_t *data, __m512 scale)
 {
-    for (int i = 0; i < rows; i++) {
-        __m512 x[4];
-        NBL_UNROLL for (int j = 0; j < 4; j++) x[j] = _mm512_set1_ps(a[i * NBL_GEMV_GROUP + j]);
-        float *to = acc + i * NBL_GEMV_PIECE;
-        for (int c = 0; c < NBL_GEMV_PIECE; c += 16) {
-            __m512 sum = _mm512_load_ps(to + c);
-            NBL_UNROLL for (int j = 0; j < 4; j++)
-            {
-                sum = _mm512_fmadd_ps(x[j], _mm512_load_ps(w + j * NBL_GEMV_PIECE + c), sum);
-            }
-            _mm512_store_ps(to + c, sum);
-        }
-    }
+    return sixteen(from, data, 0xffff, scale);
 }
+
+/* The same of `count` weights or 16, if that is less; zeros behind them. */
+NBL_TARGET_AVX512 NBL_INLINE __m512 last_values(source from, const uint8_t *data, int64_t count, __m512 scale)
+{
+    return sixteen(from, data, count >= 16 ? 0xffff : (__mmask16)((1 << count) - 1), scale);
+}
+
+#include "ops/gemv/cpu/gemv.inc"
 
 #endif

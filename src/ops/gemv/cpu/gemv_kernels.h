@@ -94,4 +94,20 @@ static inline int64_t nbl__gemv_columns(const nbl_weight *w)
     return w->shape[w->rank - 1];
 }
 
+/* ---- for gemv_avx2.c, gemv_avx512.c and gemv.inc ---- */
+
+#define FETCH(pointer) _mm_prefetch((const char *)(pointer), _MM_HINT_T0)
+/* Independent sums per row, so that additions do not wait for each other. */
+#define CHAINS(rows) ((rows) == 1 ? 4 : (rows) == 8 ? 1 : 2)
+
+/* What int8 and dense weights are made of. */
+typedef enum source {
+    SOURCE_F32,
+    SOURCE_F16,
+    SOURCE_BF16,
+    SOURCE_INT8,     /* the code; the row's scale multiplies the sum */
+    SOURCE_INT8_F16, /* the value, rounded */
+    SOURCE_INT8_BF16
+} source;
+
 #endif

@@ -204,7 +204,7 @@ static nbl_status filter_filesizeformat(tpl_vm *vm, tpl_value v, const tpl_args 
 
 /* ---- JSON ---- */
 
-static nbl_status json_indent(tpl_vm *vm, tpl_value v, tpl_json_style *style)
+static nbl_status json_indent(tpl_vm *vm, tpl_value v, nbl__json_style *style)
 {
     if (v.type == TPL_MISSING || v.type == TPL_NONE) return NBL_OK;
     if (v.type == TPL_STRING) {
@@ -226,24 +226,26 @@ static nbl_status json_indent(tpl_vm *vm, tpl_value v, tpl_json_style *style)
 
 static nbl_status filter_tojson(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
-    static const tpl_string comma = {",", 1, 1}, comma_blank = {", ", 2, 2}, colon = {": ", 2, 2};
     tpl_value a[4];
     tpl_text text = {0};
-    tpl_json_style style = {0};
+    nbl__json_style style = nbl__json_style_line;
+    bool sort = false;
     NBL_TRY(nbl__tpl_bind(vm, "tojson", args, "ensure_ascii indent separators sort_keys", 0, a));
     NBL_TRY(nbl__tpl_want_truth(vm, a[0], &style.ascii));
     NBL_TRY(json_indent(vm, a[1], &style));
-    NBL_TRY(nbl__tpl_want_truth(vm, a[3], &style.sort));
-    style.item = style.indent ? &comma : &comma_blank;
-    style.key = &colon;
+    NBL_TRY(nbl__tpl_want_truth(vm, a[3], &sort));
+    if (style.indent) style.item = (nbl_string){",", 1};
     if (a[2].type != TPL_MISSING && a[2].type != TPL_NONE) {
         tpl_items pair = {0};
         NBL_TRY(nbl__tpl_collect(vm, a[2], &pair));
         if (pair.count != 2) return nbl__tpl_raise(vm, "ValueError: separators must be two texts");
-        NBL_TRY(nbl__tpl_want_string(vm, pair.items[0], &style.item));
-        NBL_TRY(nbl__tpl_want_string(vm, pair.items[1], &style.key));
+        const tpl_string *item = NULL, *key = NULL;
+        NBL_TRY(nbl__tpl_want_string(vm, pair.items[0], &item));
+        NBL_TRY(nbl__tpl_want_string(vm, pair.items[1], &key));
+        style.item = (nbl_string){item->bytes, item->size};
+        style.key = (nbl_string){key->bytes, key->size};
     }
-    NBL_TRY(nbl__tpl_to_json(vm, &text, v, &style));
+    NBL_TRY(nbl__tpl_to_json(vm, &text, v, &style, sort));
     return nbl__tpl_take(vm, &text, result);
 }
 

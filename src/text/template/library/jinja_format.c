@@ -2,6 +2,7 @@
  * follow the rules of the sandbox. */
 #include <math.h>
 
+#include "base/number.h"
 #include "text/template/runtime/jinja_field.h"
 
 typedef struct formatter {
@@ -63,7 +64,7 @@ static nbl_status format_float(tpl_vm *vm, tpl_field *f, double v, tpl_text *out
     char text[40];
     if (f->kind == 'n') return nbl__tpl_refuse(vm, "the format code n is not supported");
     if (f->kind == 0 && f->precision < 0) {
-        nbl__tpl_float_repr(fabs(v), text);
+        nbl__print_repr(fabs(v), text);
         return nbl__tpl_put_number(vm, f, signbit(v) && !isnan(v), "", text, 3, out);
     }
     if (f->kind == 0) return nbl__tpl_refuse(vm, "a float with a precision and no format code");

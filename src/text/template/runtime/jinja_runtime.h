@@ -7,6 +7,7 @@
 #ifndef NBL_JINJA_RUNTIME_H
 #define NBL_JINJA_RUNTIME_H
 
+#include "base/json/json_write.h"
 #include "text/template/syntax/jinja_ast.h"
 
 typedef enum tpl_flow { TPL_GO_ON, TPL_BREAK, TPL_CONTINUE } tpl_flow;
@@ -160,15 +161,10 @@ double nbl__tpl_round(double v, int64_t digits);
 nbl_status nbl__tpl_add_fixed(tpl_vm *vm, tpl_text *text, double v, int64_t precision, char kind,
                               bool alternate);
 
-typedef struct tpl_json_style {
-    bool ascii, sort;
-    const char *indent; /* text of one level of indentation; NULL: all in one line */
-    size_t indent_size;
-    const tpl_string *item, *key; /* separators */
-} tpl_json_style;
-nbl_status nbl__tpl_to_json(tpl_vm *vm, tpl_text *text, tpl_value v, const tpl_json_style *style);
-/* Reads JSON as Python does: with big integers and NaN; of repeated keys the last counts. Messages
- * begin with `where`. */
+/* json.dumps. `sort`: the members of objects by their keys. */
+nbl_status nbl__tpl_to_json(tpl_vm *vm, tpl_text *text, tpl_value v, const nbl__json_style *style, bool sort);
+/* json.loads: with big integers and NaN; of repeated keys the last counts. Messages begin with
+ * `where`. */
 nbl_status nbl__tpl_from_json(tpl_vm *vm, const char *where, const char *text, size_t size,
                               tpl_value *result);
 

@@ -36,20 +36,8 @@ nbl_status nbl__tpl_add_string(tpl_vm *vm, tpl_text *text, const tpl_string *str
 
 nbl_status nbl__tpl_add_char(tpl_vm *vm, tpl_text *text, uint32_t c)
 {
-    char b[4];
-    size_t n = 1;
-    if (c < 0x80) {
-        b[0] = (char)c;
-    } else if (c < 0x800) {
-        b[0] = (char)(0xc0 | c >> 6), b[1] = (char)(0x80 | (c & 63)), n = 2;
-    } else if (c < 0x10000) {
-        b[0] = (char)(0xe0 | c >> 12), b[1] = (char)(0x80 | (c >> 6 & 63)), b[2] = (char)(0x80 | (c & 63)),
-        n = 3;
-    } else {
-        b[0] = (char)(0xf0 | c >> 18), b[1] = (char)(0x80 | (c >> 12 & 63));
-        b[2] = (char)(0x80 | (c >> 6 & 63)), b[3] = (char)(0x80 | (c & 63)), n = 4;
-    }
-    return nbl__tpl_add(vm, text, b, n);
+    char bytes[4];
+    return nbl__tpl_add(vm, text, bytes, (size_t)nbl__char_put(bytes, c));
 }
 
 nbl_status nbl__tpl_take(tpl_vm *vm, const tpl_text *text, tpl_value *result)
@@ -59,76 +47,6 @@ nbl_status nbl__tpl_take(tpl_vm *vm, const tpl_text *text, tpl_value *result)
     *string = (tpl_string){text->bytes ? text->bytes : "", text->size, text->length};
     *result = tpl_of_string(string);
     return NBL_OK;
-}
-
-/* ---- floats ---- */
-
-/* True if the digits "d.ddde±x" are read back as the value. */
-static bool gives_back(const char *digits, double value)
-{
-    char *end;
-    return nbl__parse_double(digits, &end) == value;
-}
-
-/* Adds one to the last digit of "d.ddde±x". Returns false if all digits were 9. */
-static bool one_up(char *digits)
-{
-    char *e = strchr(digits, 'e'), *d = e - 1;
-    while (d >= digits && (*d == '9' || *d == '.')) {
-        if (*d == '9') *d = '0';
-        d--;
-    }
-    if (d < digits) return false;
-    ++*d;
-    return true;
-}
-
-/* Writes the shortest digits that are read back as a finite, non-zero value: "d[.ddd]e±xx". */
-static void shortest(double value, char *text, size_t size)
-{
-    int exponent;
-    bool power = fabs(frexp(value, &exponent)) ==
-                 0.5;                      /* a power of two: its neighbours are not equally far */
-    int first = exponent < -1000 ? 0 : 14; /* start with 15 digits: a normal double keeps them */
-    for (int digits = first; digits < 17; digits++) {
-        nbl__print_exponent(text, size, digits, value);
-        if (gives_back(text, value)) break;
-        if (power && one_up(text) && gives_back(text, value)) break;
-    }
-}
-
-int nbl__tpl_float_repr(double value, char out[40])
-{
-    if (isnan(value)) return snprintf(out, 40, "nan");
-    if (isinf(value)) return snprintf(out, 40, value < 0 ? "-inf" : "inf");
-    if (value == 0) return snprintf(out, 40, signbit(value) ? "-0.0" : "0.0");
-    char text[48], digits[24];
-    shortest(value, text, sizeof text);
-    int n = 0, exponent = atoi(strchr(text, 'e') + 1);
-    for (const char *s = text; *s != 'e'; s++)
-        if (*s >= '0' && *s <= '9') digits[n++] = *s;
-    while (n > 1 && digits[n - 1] == '0') n--;
-    char *o = out;
-    if (value < 0) *o++ = '-';
-    if (exponent < -4 || exponent >= 16) {
-        *o++ = digits[0];
-        if (n > 1) *o++ = '.';
-        for (int i = 1; i < n; i++) *o++ = digits[i];
-        return (int)(o - out) + snprintf(o, 8, "e%c%02d", exponent < 0 ? '-' : '+', abs(exponent));
-    }
-    if (exponent < 0) {
-        *o++ = '0', *o++ = '.';
-        for (int i = -1; i > exponent; i--) *o++ = '0';
-        for (int i = 0; i < n; i++) *o++ = digits[i];
-    } else {
-        for (int i = 0; i < n || i <= exponent; i++) {
-            if (i == exponent + 1) *o++ = '.';
-            *o++ = i < n ? digits[i] : '0';
-        }
-        if (n <= exponent + 1) *o++ = '.', *o++ = '0';
-    }
-    *o = '\0';
-    return (int)(o - out);
 }
 
 /* ---- repr ---- */
@@ -248,7 +166,7 @@ nbl_status nbl__tpl_add_repr(tpl_vm *vm, tpl_text *text, tpl_value v)
     case TPL_BOOL: return tpl_add_c(vm, text, v.integer ? "True" : "False");
     case TPL_INT: snprintf(line, sizeof line, "%" PRId64, v.integer); return tpl_add_c(vm, text, line);
     case TPL_BIG: return nbl__tpl_add_string(vm, text, v.string);
-    case TPL_FLOAT: nbl__tpl_float_repr(v.real, line); return tpl_add_c(vm, text, line);
+    case TPL_FLOAT: nbl__print_repr(v.real, line); return tpl_add_c(vm, text, line);
     case TPL_STRING:
         if (!v.markup) return add_string_repr(vm, text, v.string);
         NBL_TRY(tpl_add_c(vm, text, "Markup("));

@@ -67,6 +67,15 @@ nbl_status nbl__tpl_enter(tpl_vm *vm)
     return nbl__tpl_work(vm, 1);
 }
 
+nbl_status nbl__tpl_no_memory(tpl_vm *vm)
+{
+    if (vm->status == NBL_OK) {
+        vm->status = NBL_ERROR_MEMORY;
+        snprintf(vm->message, sizeof vm->message, "out of memory");
+    }
+    return vm->status;
+}
+
 void *nbl__tpl_alloc(tpl_vm *vm, size_t size)
 {
     if (size > TPL_MAX_MEMORY || vm->memory + size > TPL_MAX_MEMORY) {
@@ -75,10 +84,7 @@ void *nbl__tpl_alloc(tpl_vm *vm, size_t size)
     }
     vm->memory += size + 16;
     void *memory = nbl__arena_alloc(&vm->arena, size);
-    if (memory == NULL && vm->status == NBL_OK) {
-        vm->status = NBL_ERROR_MEMORY;
-        snprintf(vm->message, sizeof vm->message, "out of memory");
-    }
+    if (memory == NULL) (void)nbl__tpl_no_memory(vm);
     return memory;
 }
 

@@ -18,6 +18,7 @@
 #define NBL_JINJA_VALUE_H
 
 #include "base/arena.h"
+#include "base/utf8.h"
 
 typedef enum tpl_type {
     TPL_MISSING,   /* no value: an argument that was not given, a variable before its set */
@@ -224,6 +225,8 @@ static inline nbl_status tpl_read_characters(tpl_vm *vm, size_t bytes)
  * TPL_MAX_DEPTH, and when the thread's stack runs low. */
 nbl_status nbl__tpl_enter(tpl_vm *vm);
 
+/* Records that memory has run out. */
+nbl_status nbl__tpl_no_memory(tpl_vm *vm);
 /* Allocates zeroed memory in the arena. Returns NULL after recording a failure. */
 void *nbl__tpl_alloc(tpl_vm *vm, size_t size);
 #define TPL_NEW(vm, pointer, count)                                                                          \
@@ -340,22 +343,15 @@ nbl_status nbl__tpl_str(tpl_vm *vm, tpl_value v, tpl_value *result);
 nbl_status nbl__tpl_soft_str(tpl_vm *vm, tpl_value v, tpl_value *result);
 /* Returns str(v) as safe HTML: escaped, unless it is safe already. */
 nbl_status nbl__tpl_escape(tpl_vm *vm, tpl_value v, tpl_value *result);
-/* Python's repr of a float: the shortest digits that are read back as the same float. At most 32
- * bytes. */
-int nbl__tpl_float_repr(double real, char text[40]);
 /* Returns a short printable form of a value, for messages. */
 const char *nbl__tpl_shown(tpl_vm *vm, tpl_value v);
 
 /* Returns the character at `text`, which is valid UTF-8. Sets *size to its length in bytes. */
 static inline uint32_t tpl_char(const char *text, int *size)
 {
-    const unsigned char *s = (const unsigned char *)text;
-    if (s[0] < 0x80) return *size = 1, s[0];
-    if (s[0] < 0xe0) return *size = 2, (uint32_t)(s[0] & 31) << 6 | (s[1] & 63);
-    if (s[0] < 0xf0) return *size = 3, (uint32_t)(s[0] & 15) << 12 | (uint32_t)(s[1] & 63) << 6 | (s[2] & 63);
-    *size = 4;
-    return (uint32_t)(s[0] & 7) << 18 | (uint32_t)(s[1] & 63) << 12 | (uint32_t)(s[2] & 63) << 6 |
-           (s[3] & 63);
+    uint32_t code;
+    *size = nbl__char_get(text, &code);
+    return code;
 }
 /* Returns the byte offset of character `at`, 0 to string->length. */
 size_t nbl__tpl_offset(const tpl_string *string, int64_t at);
