@@ -16,15 +16,15 @@ typedef struct line {
     double milliseconds;
 } line;
 
-/* The key of a line: "KERNEL NODE" or "KERNEL (again) NODE", without "model.layers.N.", so that the
- * layers add up in one line. */
+/* The key of a line: "KERNEL NODE" or "KERNEL (again) NODE". Of the node's name it has what follows
+ * the number of its layer, so that the layers add up in one line. */
 static void describe(const nbl__planned_step *step, char what[96])
 {
     const char *name = step->node->name;
-    if (strncmp(name, "model.layers.", 13) == 0) {
-        const char *dot = strchr(name + 13, '.');
-        if (dot) name = dot + 1;
-    }
+    char number[16];
+    snprintf(number, sizeof number, ".%d.", step->node->layer);
+    const char *at = step->node->layer >= 0 ? strstr(name, number) : NULL;
+    if (at) name = at + strlen(number);
     snprintf(what, 96, "%s%s %s", step->impl->name, step->again ? " (again)" : "", name);
 }
 
