@@ -796,10 +796,10 @@ NBL_API void nbl_rendering_free(nbl_rendering *rendering); /* NULL: nothing */
 /* ---- 10. Models -------------------------------------------------------------
  *
  * A Hugging Face folder (16-bit, bitsandbytes 4- or 8-bit) or a .gguf file of
- * an architecture that is known: llama, mistral, qwen2, qwen3, gemma2,
- * gemma3_text. Weights stay as they are stored and are mapped, not copied. A
- * config with a key that is not understood is refused with the key's name, as
- * are tensors that are missing, left over or of another shape.
+ * an architecture that is known (docs/ARCH-HOWTO.md lists them). Weights stay
+ * as they are stored and are mapped, not copied. A config with a key that is
+ * not understood is refused with the key's name, as are tensors that are
+ * missing, left over or of another shape.
  */
 typedef struct nbl_model nbl_model;
 

@@ -1,7 +1,10 @@
 /* llama.c - Llama 2, 3, 3.1, 3.2, SmolLM2, TinyLlama: the plain decoder.
  *
- *     h ─┬─ input_layernorm ─ q k v ─ rope ─ attend ─ o ─▶ (+) ─┬─ post_attention_layernorm ─ gate up ─ act·up ─ down ─▶ (+)
- *        └─────────────────────────────────────────────────▲    └──────────────────────────────────────────────────────▲
+ *     h ─┬─ input_layernorm ─ q k v ─ rope ─ attend ─ o ─▶ (+) ─ …
+ *        └─────────────────────────────────────────────────▲
+ *
+ *     … h ─┬─ post_attention_layernorm ─ gate up ─ act·up ─ down ─▶ (+)
+ *          └───────────────────────────────────────────────────────▲
  *
  * attention_bias puts biases on q, k, v and o; mlp_bias on gate, up and down. */
 #include "arch/parts.h"

@@ -78,27 +78,24 @@ nbl__value nbl__part_weight(nbl__build *b, const char *name, nbl__weight_role ro
     return v;
 }
 
-/* The weight of a norm, n values in the checkpoint's dtype; `path` is the norm's module. */
+/* A vector of n values. Norms have the checkpoint's dtype, biases the compute dtype. */
+static nbl__value vector(nbl__build *b, const char *name, nbl__weight_role role, int64_t n)
+{
+    const nbl_weight *w = nbl__part_tensor(b, name, role, 1, n, 0);
+    if (w == NULL) return 0;
+    if (is_trained(b, name)) return master(b, name, role, 1, n, 0);
+    nbl_dtype dtype = role == NBL_WEIGHT_BIAS ? b->dtype : w->dtype;
+    return with_role(b, nbl__graph_value(b->g, NBL_KIND_PARAMETER, name, dtype, 1, &n), role);
+}
+
+/* The weight of the norm at `path`. */
 static nbl__value norm_weight(nbl__build *b, const char *path, int64_t n)
 {
     char name[NAME_SIZE];
-    const nbl_weight *w = nbl__part_tensor(b, full(b, path, ".weight", name), NBL_WEIGHT_NORM, 1, n, 0);
-    if (w == NULL) return 0;
-    if (is_trained(b, name)) return master(b, name, NBL_WEIGHT_NORM, 1, n, 0);
-    return with_role(b, nbl__graph_value(b->g, NBL_KIND_PARAMETER, name, w->dtype, 1, &n), NBL_WEIGHT_NORM);
+    return vector(b, full(b, path, ".weight", name), NBL_WEIGHT_NORM, n);
 }
 
 /* ---- linear layers ---- */
-
-/* The bias of a linear layer, n values in the compute dtype. */
-static nbl__value bias_of(nbl__build *b, const char *path, int64_t n)
-{
-    char name[NAME_SIZE];
-    const nbl_weight *w = nbl__part_tensor(b, full(b, path, ".bias", name), NBL_WEIGHT_BIAS, 1, n, 0);
-    if (w == NULL) return 0;
-    if (is_trained(b, name)) return master(b, name, NBL_WEIGHT_BIAS, 1, n, 0);
-    return with_role(b, nbl__graph_value(b->g, NBL_KIND_PARAMETER, name, b->dtype, 1, &n), NBL_WEIGHT_BIAS);
-}
 
 /* Makes the values of the linear layer at `path`: weight, bias and adapter. */
 static nbl__linear_values layer_at(nbl__build *b, const char *path, nbl__weight_role role, int64_t out,
@@ -107,7 +104,7 @@ static nbl__linear_values layer_at(nbl__build *b, const char *path, nbl__weight_
     char name[NAME_SIZE];
     nbl__adapter adapter;
     nbl__linear_values l = {.w = nbl__part_weight(b, full(b, path, ".weight", name), role, out, in)};
-    if (bias) l.bias = bias_of(b, path, out);
+    if (bias) l.bias = vector(b, full(b, path, ".bias", name), NBL_WEIGHT_BIAS, out);
     if (!b->source->adapter(b->source->user, full(b, path, "", name), &adapter)) return l;
     l.scale = adapter.scale;
     l.dropout = b->train ? adapter.dropout : 0;
@@ -282,14 +279,20 @@ nbl__value nbl__part_gated_mlp(nbl__build *b, nbl__value x, bool bias)
     nbl__linear_values layers[NBL_MLP_PARTS];
     layers[NBL_MLP_GATE] = layer_at(b, "mlp.gate_proj", NBL_WEIGHT_LINEAR, d->inner, d->hidden, bias);
     layers[NBL_MLP_UP] = layer_at(b, "mlp.up_proj", NBL_WEIGHT_LINEAR, d->inner, d->hidden, bias);
-    if (!b->split_mlp) {
-        layers[NBL_MLP_DOWN] = layer_at(b, "mlp.down_proj", NBL_WEIGHT_LINEAR, d->hidden, d->inner, bias);
-        /* keep: forward saves gate and up; the plan clears it (NBL_RECOMPUTE_FLAGGED). */
-        return nbl__build_mlp(b->g, "mlp", x, layers, d->act, b->train, &how);
+    if (b->split_mlp) {
+        nbl__value y[2];
+        nbl__build_linear_group(b->g, "mlp.gate_up", x, layers, 2, &how, y);
+        return nbl__part_gated_down(b, y[0], y[1], bias);
     }
-    nbl__value y[2];
-    nbl__build_linear_group(b->g, "mlp.gate_up", x, layers, 2, &how, y);
-    x = nbl__build_gated(b->g, "mlp.act", y[0], y[1], d->act, b->dtype);
+    layers[NBL_MLP_DOWN] = layer_at(b, "mlp.down_proj", NBL_WEIGHT_LINEAR, d->hidden, d->inner, bias);
+    /* keep: forward saves gate and up; the plan clears it (NBL_RECOMPUTE_FLAGGED). */
+    return nbl__build_mlp(b->g, "mlp", x, layers, d->act, b->train, &how);
+}
+
+nbl__value nbl__part_gated_down(nbl__build *b, nbl__value gate, nbl__value up, bool bias)
+{
+    const nbl__decoder *d = b->d;
+    nbl__value x = nbl__build_gated(b->g, "mlp.act", gate, up, d->act, b->dtype);
     return nbl__part_linear(b, x, "mlp.down_proj", NBL_WEIGHT_LINEAR, d->hidden, d->inner, bias,
                             NBL_MASK_DOWN);
 }

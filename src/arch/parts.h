@@ -80,6 +80,8 @@ nbl__value nbl__part_attention_output(nbl__build *b, nbl__value x, bool bias);
 
 /* down(act(gate(x))·up(x)): the linear layers mlp.gate_proj, up_proj and down_proj, with d->act. */
 nbl__value nbl__part_gated_mlp(nbl__build *b, nbl__value x, bool bias);
+/* down(act(gate)·up) of values, however these were made. */
+nbl__value nbl__part_gated_down(nbl__build *b, nbl__value gate, nbl__value up, bool bias);
 
 /* ---- whole layers that several architectures have ---- */
 

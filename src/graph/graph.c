@@ -188,6 +188,24 @@ void nbl__graph_add_step(nbl__graph *g, int node, bool backward)
     g->steps[g->step_count++] = (nbl__step){node, backward};
 }
 
+const char *nbl__node_path(const nbl__node *node)
+{
+    char number[16];
+    if (node->layer < 0) return node->name;
+    snprintf(number, sizeof number, ".%d.", node->layer);
+    const char *at = strstr(node->name, number);
+    return at ? at + strlen(number) : node->name;
+}
+
+nbl__shown_node nbl__show_node(const nbl__node *node)
+{
+    nbl__shown_node shown;
+    if (node->layer >= 0 && nbl__node_path(node) == node->name)
+        snprintf(shown.text, sizeof shown.text, "layer %d: %s", node->layer, node->name);
+    else snprintf(shown.text, sizeof shown.text, "%s", node->name);
+    return shown;
+}
+
 void *nbl__node_attr(const nbl__node *node, const char *name)
 {
     for (const nbl__attr *attr = node->family->attrs; attr->name; attr++)
@@ -316,7 +334,7 @@ static bool infer_node(nbl__graph *g, const nbl__node *node)
     /* Infer needs dtypes and shapes only, so data pointers are dummies. */
     nbl__node_fill(g, node, node->bound, node->arguments, NULL, NULL);
     if (!nbl__graph_failed(g, node->family->forward.infer(g->ctx, node->arguments))) return true;
-    nbl__hint(g->ctx, g->status, "in %s", node->name);
+    nbl__hint(g->ctx, g->status, "in %s", nbl__show_node(node).text);
     return false;
 }
 

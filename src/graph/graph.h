@@ -67,7 +67,7 @@ typedef struct nbl__value_info {
 } nbl__value_info;
 
 typedef struct nbl__node {
-    /* for messages: "model.layers.3.self_attn.o_proj", "self_attn.qkv" */
+    /* "model.layers.3.self_attn.o_proj", "self_attn.qkv"; nbl__show_node for messages */
     const char *name;
     const nbl__family *family; /* NULL: a view of bound[0], which is bound[1] */
     void *arguments;
@@ -145,6 +145,13 @@ nbl__value nbl__graph_end(nbl__graph *g);
  * must be NBL_KIND_PREPARED values of matching dtype and size. It may read weights and
  * parameters only. */
 void nbl__graph_end_prepare(nbl__graph *g);
+/* A node for messages: its name, after "layer N: " if the name does not tell the layer. */
+typedef struct nbl__shown_node {
+    char text[256];
+} nbl__shown_node;
+nbl__shown_node nbl__show_node(const nbl__node *node);
+/* The part of the node's name that all layers share: "model.layers.3.mlp.up_proj" is "mlp.up_proj". */
+const char *nbl__node_path(const nbl__node *node);
 /* The address of an attribute of a node by name; NULL if its family has no such attribute. */
 void *nbl__node_attr(const nbl__node *node, const char *name);
 /* The value of another output of the last node, by its field or by slot name; 0: none. */

@@ -16,16 +16,12 @@ typedef struct line {
     double milliseconds;
 } line;
 
-/* The key of a line: "KERNEL NODE" or "KERNEL (again) NODE". Of the node's name it has what follows
- * the number of its layer, so that the layers add up in one line. */
+/* The key of a line: "KERNEL NODE" or "KERNEL (again) NODE", without the number of the layer, so that
+ * the layers add up in one line. */
 static void describe(const nbl__planned_step *step, char what[96])
 {
-    const char *name = step->node->name;
-    char number[16];
-    snprintf(number, sizeof number, ".%d.", step->node->layer);
-    const char *at = step->node->layer >= 0 ? strstr(name, number) : NULL;
-    if (at) name = at + strlen(number);
-    snprintf(what, 96, "%s%s %s", step->impl->name, step->again ? " (again)" : "", name);
+    snprintf(what, 96, "%s%s %s", step->impl->name, step->again ? " (again)" : "",
+             nbl__node_path(step->node));
 }
 
 static line *find(line *lines, int *count, const char *what)

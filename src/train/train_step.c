@@ -137,11 +137,9 @@ static nbl_status blame(nbl__trainer *t, const nbl__window *w, int64_t b)
     const nbl__node *node;
     NBL_TRY(choose_batch(t, w, b));
     NBL_TRY(nbl__plan_find_non_finite(&t->session.plan, &node));
-    char layer[64] = "";
-    if (node && node->layer >= 0) snprintf(layer, sizeof layer, "model.layers.%d: ", node->layer);
     nbl_status status = nbl__fail(t->ctx, NBL_ERROR_FORMAT,
-                                  "step %" PRId64 ": the loss is not finite; first in %s%s",
-                                  t->state.step + 1, layer, node ? node->name : "the loss itself");
+                                  "step %" PRId64 ": the loss is not finite; first in %s", t->state.step + 1,
+                                  node ? nbl__show_node(node).text : "the loss itself");
     return nbl__hint(t->ctx, status,
                      "a weight of that layer may be infinite or NaN, or the learning rate too high");
 }
