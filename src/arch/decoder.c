@@ -40,9 +40,9 @@ static void make_inputs(nbl__build *b)
 /* cos and sin of the run's positions, computed once for all layers. */
 static nbl__rope_values make_table(nbl__build *b, const nbl__rope *rope)
 {
-    nbl__rope whole = *rope;
-    whole.rotary_dim = nbl__rope_dim(rope, b->d->head_dim);
-    return nbl__build_rope_table(b->g, "rope", b->positions, &whole);
+    nbl__rope resolved = *rope;
+    resolved.rotary_dim = nbl__rope_dim(rope, b->d->head_dim);
+    return nbl__build_rope_table(b->g, "rope", b->positions, &resolved);
 }
 
 static nbl__value embed(nbl__build *b)
@@ -53,7 +53,7 @@ static nbl__value embed(nbl__build *b)
                                 b->dtype);
 }
 
-static void be_result(nbl__build *b, nbl__value v)
+static void set_result(nbl__build *b, nbl__value v)
 {
     if (v) nbl__info(b->g, v)->kind = NBL_KIND_RESULT;
 }
@@ -100,24 +100,24 @@ static void finish(nbl__build *b, nbl__value x)
         /* Check the head's weight although another graph multiplies with it: the model needs it. */
         if (!d->tied) nbl__part_tensor(b, HEAD, NBL_WEIGHT_HEAD, 2, d->vocabulary, d->hidden);
         b->hidden = x;
-        be_result(b, x);
+        set_result(b, x);
         return;
     }
     if (b->mode == NBL_MODE_TRAIN) {
         b->loss = loss_of(b, x);
-        be_result(b, b->loss);
+        set_result(b, b->loss);
         return;
     }
     b->logits = logits_of(b, x);
     if (b->logits == 0) return;
     if (!b->picks) {
-        be_result(b, b->logits);
+        set_result(b, b->logits);
         return;
     }
     /* Greedy generation reads one index instead of `vocabulary` logits. */
     b->best = nbl__build_argmax(b->g, "best", b->logits, &b->non_finite);
-    be_result(b, b->best);
-    be_result(b, b->non_finite);
+    set_result(b, b->best);
+    set_result(b, b->non_finite);
 }
 
 nbl_status nbl__decoder_build(nbl__build *b)

@@ -269,7 +269,7 @@ static const nbl__slot *slot_at(const nbl__graph *g, const void *field)
 
 void nbl__graph_bind_field(nbl__graph *g, const void *field, nbl__value value)
 {
-    if (g->status == NBL_OK && value) bind_slot(g, slot_at(g, field), "there", value);
+    if (g->status == NBL_OK && value) bind_slot(g, slot_at(g, field), "at this field", value);
 }
 
 void nbl__graph_bind(nbl__graph *g, const char *slot, nbl__value value)

@@ -132,7 +132,7 @@ static inline nbl__value_info *nbl__info(nbl__graph *g, nbl__value value)
  * defaults. After a failure it returns a scratch struct that may be written, or NULL if memory
  * has run out. */
 void *nbl__graph_begin_family(nbl__graph *g, const nbl__family *family, const char *name);
-/* The same by the family's name. */
+/* The same by the name of a family that is chosen at run time. */
 void *nbl__graph_begin(nbl__graph *g, const char *family, const char *name);
 /* Binds a value to a slot of the node that was begun: the slot that lies at `field` of its arguments
  * struct, or the one of this name. 0: the slot stays absent. */

@@ -121,7 +121,7 @@ static void cast_weights(nbl_model_plan *report, const nbl_model *m)
         if (!m->weights[i].used || w->format != NBL_FORMAT_DENSE) continue;
         if (w->rank == 2)
             add_cast(report, name, w->dtype, m->dtype, "a weight is read in the compute dtype, one rounding");
-        else if (nbl__ends_with(name, ".bias"))
+        else if (m->weights[i].role == NBL_WEIGHT_BIAS)
             add_cast(report, name, w->dtype, m->dtype, "a bias is added in the compute dtype");
     }
 }
