@@ -138,11 +138,13 @@ nbl_status nbl__decoder_build(nbl__build *b)
     for (int64_t i = 0; i < d->layers && b->g->status == NBL_OK; i++) {
         snprintf(b->at, sizeof b->at, NBL_MODULE_LAYER, (int)i);
         nbl__graph_set_layer(b->g, (int)i);
+        nbl__graph_set_scope(b->g, b->at);
         h.norms = 0;
         d->arch->layer(b, &h, i);
     }
     b->at[0] = '\0';
     nbl__graph_set_layer(b->g, -1);
+    nbl__graph_set_scope(b->g, NULL);
     finish(b, nbl__part_residual_norm(b, &h, NBL_MODULE_NORM));
     return nbl__graph_status(b->g);
 }

@@ -8,7 +8,7 @@
  *     3   also the attention output and its log-sum-exp: attention is not recomputed
  *
  * Values of weights have the checkpoint's tensor names. Nodes have module names; those of
- * "self_attn.qkv", "self_attn" and the parts of "mlp" lack the layer's prefix. */
+ * "self_attn.qkv", "self_attn" and the parts of "mlp" lack the layer's prefix, which messages add. */
 #include "arch/parts.h"
 
 #include <stdio.h>

@@ -63,6 +63,12 @@ void nbl__graph_set_layer(nbl__graph *g, int layer)
     g->layer = layer;
 }
 
+void nbl__graph_set_scope(nbl__graph *g, const char *scope)
+{
+    g->scope = scope ? nbl__arena_strdup(&g->arena, scope) : NULL;
+    if (scope && g->scope == NULL) nbl__graph_failed(g, NBL_ERROR_MEMORY);
+}
+
 /* "PREFIX.NAME" in the arena; NULL if memory has run out. */
 static const char *full_name(nbl__graph *g, const char *name)
 {
@@ -114,7 +120,7 @@ static int new_node(nbl__graph *g, const nbl__family *family, const char *name, 
 {
     if (g->status != NBL_OK || name == NULL) return -1;
     if (!grow(g, (void **)&g->nodes, g->node_count, &g->node_room, sizeof *g->nodes)) return -1;
-    nbl__node node = {.name = name, .family = family, .layer = g->layer};
+    nbl__node node = {.name = name, .family = family, .layer = g->layer, .scope = g->scope};
     node.arguments = nbl__arena_alloc(&g->arena, family ? family->size : 1);
     node.bound = nbl__arena_alloc(&g->arena, (size_t)slots * sizeof *node.bound);
     if (node.arguments == NULL || node.bound == NULL) return nbl__graph_failed(g, NBL_ERROR_MEMORY), -1;
@@ -188,21 +194,12 @@ void nbl__graph_add_step(nbl__graph *g, int node, bool backward)
     g->steps[g->step_count++] = (nbl__step){node, backward};
 }
 
-const char *nbl__node_path(const nbl__node *node)
-{
-    char number[16];
-    if (node->layer < 0) return node->name;
-    snprintf(number, sizeof number, ".%d.", node->layer);
-    const char *at = strstr(node->name, number);
-    return at ? at + strlen(number) : node->name;
-}
-
 nbl__shown_node nbl__show_node(const nbl__node *node)
 {
     nbl__shown_node shown;
-    if (node->layer >= 0 && nbl__node_path(node) == node->name)
-        snprintf(shown.text, sizeof shown.text, "layer %d: %s", node->layer, node->name);
-    else snprintf(shown.text, sizeof shown.text, "%s", node->name);
+    const char *scope = node->scope ? node->scope : "";
+    bool full = strncmp(node->name, scope, strlen(scope)) == 0;
+    snprintf(shown.text, sizeof shown.text, "%s%s", full ? "" : scope, node->name);
     return shown;
 }
 

@@ -73,7 +73,9 @@ typedef struct nbl__node {
     void *arguments;
     nbl__value *bound; /* [slots of the family] 0: slot is absent */
     int layer;         /* transformer layer, the unit of recomputation; -1: none */
-    bool prepares;     /* runs in nbl__plan_prepare, not in every run */
+    const char
+        *scope;    /* "model.layers.3.": the name of that layer, which `name` may have or lack; NULL: none */
+    bool prepares; /* runs in nbl__plan_prepare, not in every run */
 } nbl__node;
 
 /* One entry of the order: the forward or the backward operator of a node. */
@@ -92,7 +94,8 @@ typedef struct nbl__graph {
     int node_count, node_room;
     nbl__step *steps;
     int step_count, step_room;
-    int layer;        /* layer of nodes added from now on */
+    int layer; /* layer and scope of nodes added from now on */
+    const char *scope;
     char prefix[256]; /* prefix of names added from now on */
 } nbl__graph;
 
@@ -104,6 +107,8 @@ void nbl__graph_close(nbl__graph *g);
 __attribute__((format(printf, 2, 3))) void nbl__graph_enter(nbl__graph *g, const char *format, ...);
 /* Nodes added from now on belong to this layer; -1: to none. */
 void nbl__graph_set_layer(nbl__graph *g, int layer);
+/* Names that layer for messages: "model.layers.3."; NULL: no name. */
+void nbl__graph_set_scope(nbl__graph *g, const char *scope);
 
 /* ---- values ---- */
 
@@ -145,13 +150,11 @@ nbl__value nbl__graph_end(nbl__graph *g);
  * must be NBL_KIND_PREPARED values of matching dtype and size. It may read weights and
  * parameters only. */
 void nbl__graph_end_prepare(nbl__graph *g);
-/* A node for messages: its name, after "layer N: " if the name does not tell the layer. */
+/* A node's full name, for messages: "model.layers.3.self_attn.qkv". */
 typedef struct nbl__shown_node {
     char text[256];
 } nbl__shown_node;
 nbl__shown_node nbl__show_node(const nbl__node *node);
-/* The part of the node's name that all layers share: "model.layers.3.mlp.up_proj" is "mlp.up_proj". */
-const char *nbl__node_path(const nbl__node *node);
 /* The address of an attribute of a node by name; NULL if its family has no such attribute. */
 void *nbl__node_attr(const nbl__node *node, const char *name);
 /* The value of another output of the last node, by its field or by slot name; 0: none. */

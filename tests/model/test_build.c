@@ -54,14 +54,13 @@ static void a_typed_builder_is_the_node_that_names_build(void **state)
 static void a_node_is_shown_with_its_layer_once(void **state)
 {
     (void)state;
-    nbl__node inside = {.name = "self_attn.qkv", .layer = 3},
-              full = {.name = "model.layers.3.mlp.up_proj", .layer = 3},
-              outside = {.name = "lm_head", .layer = -1};
-    assert_string_equal(nbl__show_node(&inside).text, "layer 3: self_attn.qkv");
+    static const char scope[] = "model.layers.3.";
+    nbl__node inside = {.name = "self_attn.qkv", .scope = scope, .layer = 3};
+    nbl__node full = {.name = "model.layers.3.mlp.up_proj", .scope = scope, .layer = 3};
+    nbl__node outside = {.name = "lm_head", .layer = -1};
+    assert_string_equal(nbl__show_node(&inside).text, "model.layers.3.self_attn.qkv");
     assert_string_equal(nbl__show_node(&full).text, "model.layers.3.mlp.up_proj");
     assert_string_equal(nbl__show_node(&outside).text, "lm_head");
-    assert_string_equal(nbl__node_path(&full), "mlp.up_proj");
-    assert_string_equal(nbl__node_path(&inside), "self_attn.qkv");
 }
 
 /* The role that a tensor of these models has by its name. */
