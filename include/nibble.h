@@ -629,9 +629,9 @@ NBL_API bool nbl_diff_within(const nbl_diff *diff, double tolerance);
  * predicts a text.
  *
  * A model is a Hugging Face folder (16-bit, or packed as in section 4) or a
- * .gguf file. Known architectures: llama, mistral, qwen2, qwen3, gemma2,
- * gemma3_text. A configuration key that is not understood is an error with the
- * key's name. So are tensors that are missing, left over or of another shape.
+ * .gguf file of a known architecture (docs/ARCH-HOWTO.md lists them). A
+ * configuration key that is not understood is an error with the key's name. So
+ * are tensors that are missing, left over or of another shape.
  *
  *     nbl_model *model;
  *     nbl_tokenizer *tokenizer;

@@ -3,6 +3,8 @@
 #
 #   links     every relative link of every .md file leads to a file, and its #anchor to a heading
 #   paths     every file named in backquotes (`src/ops/ops.h`, `ops/ops.h`, `src/ops/*/*.cases`) exists
+#   archs     docs/ARCH-HOWTO.md has a row for every architecture of src/arch/archs.h and for no other, and README's
+#             comparison names each
 #   families  docs/OPERATORS.md has a row for every operator family of src/ops/families.h
 #   pictures  every figure in docs/images/speed.json stands in docs/PERFORMANCE.md; where there is a python3, the
 #             pictures are those that scripts/make-pictures draws
@@ -60,6 +62,16 @@ check() (
         done < <(prose "$document" | grep -oE '`[A-Za-z0-9_*.-]+(/[A-Za-z0-9_*.-]+)+\.(c|h|cu|cuh|inc|cases|sh|py|md|yml|cmake|txt|awk)`' |
             tr -d '\140' || true)
     done
+    rows=$(grep -c '^| `[a-z0-9_]*\.c` | `[a-z0-9_]*` |' docs/ARCH-HOWTO.md || true) archs=0
+    compared=$(grep '^| model architectures |' README.md | cut -d'|' -f3 | tr '[:upper:]' '[:lower:]')
+    for arch in $(sed -n 's/^ *X(\([a-z0-9_]*\)).*/\1/p' src/arch/archs.h); do
+        archs=$((archs + 1))
+        type=$(sed -n "s/^const nbl__arch nbl__$arch = {\"\([a-z0-9_]*\)\".*/\1/p" "src/arch/$arch.c" 2>/dev/null || true)
+        grep -q "^| \`$arch.c\` | \`$type\` |" docs/ARCH-HOWTO.md ||
+            complain "docs/ARCH-HOWTO.md has no row for the architecture $arch with the model_type '$type'"
+        [[ $compared == *${arch%%[0-9]*}* ]] || complain "README.md: the row of model architectures has no $arch"
+    done
+    [ "$rows" = "$archs" ] || complain "docs/ARCH-HOWTO.md has $rows architectures, src/arch/archs.h has $archs"
     for family in $(sed -n 's/^ *X(\([a-z0-9_]*\)).*/\1/p' src/ops/families.h); do
         grep -q "^| \`$family\` |" docs/OPERATORS.md || complain "docs/OPERATORS.md has no row for the family $family"
     done
@@ -114,6 +126,8 @@ expect docs/DATA.md "TRAINING.md has no heading for #none" '[none](TRAINING.md#n
 expect docs/DATA.md "" '    [none](NONE.md)'
 expect docs/DATA.md '`ops/none.c` does not exist' '`ops/none.c`'
 expect docs/DATA.md "" '`a/none.c` and `src/ops/*/*.cases`'
+expect src/arch/archs.h "no row for the architecture planted" 'X(planted)'
+expect docs/ARCH-HOWTO.md "has 7 architectures, src/arch/archs.h has 6" '| `planted.c` | `planted` | |'
 expect src/ops/families.h "no row for the family planted" 'X(planted)'
 expect docs/images/speed.json "123.4k is not in docs/PERFORMANCE.md" '"shown": "123.4k"' 2>/dev/null
 expect README.md 'scripts/demo has no heading "9. None"' '    9. None'

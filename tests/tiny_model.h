@@ -21,14 +21,16 @@ enum {
 };
 
 static const struct tiny_architecture {
-    const char *type, *keys; /* keys: what it has beside the common ones */
+    const char *type, *keys;    /* keys: what it has beside the common ones */
+    bool head_norms, end_norms; /* norms of q's and k's heads; norms behind both blocks */
 } tiny_architectures[] = {
-    {"llama", "\"hidden_act\": \"silu\""},
-    {"mistral", "\"hidden_act\": \"silu\", \"sliding_window\": 8"},
-    {"qwen2", "\"hidden_act\": \"silu\""},
-    {"qwen3", "\"hidden_act\": \"silu\""},
-    {"gemma2", "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8"},
-    {"gemma3_text", "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8, \"rope_local_base_freq\": 10000.0"},
+    {"llama", "\"hidden_act\": \"silu\"", false, false},
+    {"mistral", "\"hidden_act\": \"silu\", \"sliding_window\": 8", false, false},
+    {"qwen2", "\"hidden_act\": \"silu\"", false, false},
+    {"qwen3", "\"hidden_act\": \"silu\"", true, false},
+    {"gemma2", "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8", false, true},
+    {"gemma3_text", "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8, \"rope_local_base_freq\": 10000.0",
+     true, true},
 };
 enum { TINY_ARCHITECTURES = sizeof tiny_architectures / sizeof *tiny_architectures };
 
@@ -83,7 +85,8 @@ static inline void tiny_add(tiny_list *l, const char *at, const char *name, int6
     m->magnitude.data = tiny_values(l, stream + 3, rows, 1, 0.1f);
 }
 
-static inline void tiny_layer(tiny_list *l, const nbl__decoder *d, int layer)
+static inline void tiny_layer(tiny_list *l, const struct tiny_architecture *a, const nbl__decoder *d,
+                              int layer)
 {
     static const char *const projections[] = {"q_proj", "k_proj", "v_proj"};
     char at[64], name[64];
@@ -95,15 +98,15 @@ static inline void tiny_layer(tiny_list *l, const nbl__decoder *d, int layer)
         if (d->qkv_bias) tiny_add(l, at, name, (i ? TINY_KV : TINY_HEADS) * TINY_DIM, 0);
     }
     tiny_add(l, at, "self_attn.o_proj.weight", TINY_HIDDEN, TINY_HEADS * TINY_DIM);
-    if (d->qk_norm) tiny_add(l, at, "self_attn.q_norm.weight", TINY_DIM, 0);
-    if (d->qk_norm) tiny_add(l, at, "self_attn.k_norm.weight", TINY_DIM, 0);
+    if (a->head_norms) tiny_add(l, at, "self_attn.q_norm.weight", TINY_DIM, 0);
+    if (a->head_norms) tiny_add(l, at, "self_attn.k_norm.weight", TINY_DIM, 0);
     tiny_add(l, at, "mlp.gate_proj.weight", TINY_INNER, TINY_HIDDEN);
     tiny_add(l, at, "mlp.up_proj.weight", TINY_INNER, TINY_HIDDEN);
     tiny_add(l, at, "mlp.down_proj.weight", TINY_HIDDEN, TINY_INNER);
     tiny_add(l, at, "input_layernorm.weight", TINY_HIDDEN, 0);
     tiny_add(l, at, "post_attention_layernorm.weight", TINY_HIDDEN, 0);
-    if (d->gemma) tiny_add(l, at, "pre_feedforward_layernorm.weight", TINY_HIDDEN, 0);
-    if (d->gemma) tiny_add(l, at, "post_feedforward_layernorm.weight", TINY_HIDDEN, 0);
+    if (a->end_norms) tiny_add(l, at, "pre_feedforward_layernorm.weight", TINY_HIDDEN, 0);
+    if (a->end_norms) tiny_add(l, at, "post_feedforward_layernorm.weight", TINY_HIDDEN, 0);
 }
 
 /* A folder with a model of two layers in f32, and an adapter of all its linear layers. */
@@ -130,7 +133,7 @@ static inline void tiny_write(nbl_context *ctx, int architecture, bool dora, tin
     assert_ok(ctx, nbl__json_parse(&list.arena, "config.json", config, (size_t)size, NBL_JSON_PYTHON, &root));
     assert_ok(ctx, nbl__decoder_read(ctx, "config.json", root, &d));
     tiny_add(&list, "", "model.embed_tokens.weight", TINY_VOCAB, TINY_HIDDEN);
-    for (int i = 0; i < 2; i++) tiny_layer(&list, &d, i);
+    for (int i = 0; i < 2; i++) tiny_layer(&list, it, &d, i);
     tiny_add(&list, "", "model.norm.weight", TINY_HIDDEN, 0);
     nbl__text image = {.ctx = ctx};
     assert_ok(ctx, nbl__safetensors_build(&list.arena, list.items, list.count, &image));

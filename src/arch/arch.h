@@ -2,9 +2,10 @@
  *
  *     config.json ─ nbl__decoder_read ─▶ nbl__decoder ─ nbl__decoder_build ─▶ graph
  *
- * An architecture (llama.c, gemma2.c, …) reads the keys of its config.json into an nbl__decoder.
- * keys.c holds what their readers share. block.c builds the graph of every architecture from the
- * decoder's fields. A key that no reader understands is an error that names it.
+ * An architecture is one file (llama.c, gemma2.c, …) with two functions. `read` turns the keys of
+ * its config.json into an nbl__decoder; keys.c holds what readers share. `layer` builds one layer;
+ * parts.c holds what layers are made of. archs.h lists the architectures. decoder.c builds what
+ * stands around the layers. A key that no reader understands is an error that names it.
  *
  * One layer, with h the residual stream:
  *
@@ -18,10 +19,16 @@
 #define NBL_ARCH_H
 
 #include "base/json/json.h"
-#include "graph/graph.h"
-#include "ops/rope/rope.h"
+#include "arch/archs.h"
+#include "graph/build.h"
 
 enum { NBL_MAX_LAYERS = 1024 };
+
+/* Modules outside of layers, by the names that checkpoints and PEFT have for them. */
+#define NBL_MODULE_EMBEDDING "model.embed_tokens"
+#define NBL_MODULE_NORM "model.norm"
+#define NBL_MODULE_HEAD "lm_head"
+#define NBL_MODULE_LAYER "model.layers.%d." /* of layer n, before the names of its modules */
 
 /* A decoder-only transformer, as its config describes it. */
 typedef struct nbl__decoder {
@@ -30,17 +37,16 @@ typedef struct nbl__decoder {
     /* inner: width of the feed-forward block; positions: max_position_embeddings */
     int64_t vocabulary, hidden, inner, layers, heads, kv_heads, head_dim, positions;
     float norm_eps;
-    int act;   /* nbl__act */
+    float norm_offset; /* norms multiply by offset + w; 0, or 1 for Gemma */
+    nbl_norm_round norm_round;
+    float embedding_scale; /* of the embedding's rows */
+    nbl__act act;
     bool tied; /* the head's weight is the embedding */
     /* token id whose embedding row gets no gradient from look-ups; -1: none */
     int64_t padding;
     bool qkv_bias, o_bias, mlp_bias; /* linear layers with a bias */
-    bool qk_norm;                    /* RMSNorm on each head of q and k, before RoPE */
-    /* norms multiply by 1 + w and round once; norms also after each block; embedding times
-     * sqrt(hidden) */
-    bool gemma;
-    float attention_scale;          /* scores are multiplied by it; 0: 1 / sqrt(head_dim) */
-    float attention_cap, final_cap; /* soft caps, c·tanh(x / c), of scores and of logits; 0: none */
+    float attention_scale;           /* scores are multiplied by it; 0: 1 / sqrt(head_dim) */
+    float attention_cap, final_cap;  /* soft caps, c·tanh(x / c), of scores and of logits; 0: none */
     /* tokens that a query sees in a sliding layer, itself included; 0: all */
     int64_t window;
     /* layers with a sliding window */
@@ -50,14 +56,19 @@ typedef struct nbl__decoder {
 } nbl__decoder;
 
 struct nbl__keys;
+struct nbl__build;
+struct nbl__residual;
 
-/* An architecture: the model_type that selects it, and its config reader. */
 typedef struct nbl__arch {
-    const char *model_type;
+    const char *model_type; /* the one of config.json that selects the architecture */
     nbl_status (*read)(struct nbl__keys *keys, nbl__decoder *d);
+    /* Adds one layer to the residual stream h (parts.h). */
+    void (*layer)(struct nbl__build *b, struct nbl__residual *h, int64_t layer);
 } nbl__arch;
 
-extern const nbl__arch nbl__llama, nbl__mistral, nbl__qwen2, nbl__qwen3, nbl__gemma2, nbl__gemma3;
+#define ARCH_DECLARATION(name) extern const nbl__arch nbl__##name;
+NBL_ARCHS(ARCH_DECLARATION)
+#undef ARCH_DECLARATION
 
 /* Reads a parsed config.json into *d. model_type selects the architecture. `where` is the file's
  * path, for messages. Fails with NBL_ERROR_UNSUPPORTED for an unknown model_type, key or value,
@@ -84,7 +95,7 @@ nbl_status nbl__key_float_or(nbl__keys *k, const char *name, double missing, flo
 nbl_status nbl__key_cap_or(nbl__keys *k, const char *name, double missing, float *value);
 nbl_status nbl__key_flag_or(nbl__keys *k, const char *name, bool missing, bool *value);
 /* Keys of all decoders: sizes, heads, norm_eps, tied head, activation (key `act_key`), padding,
- * RoPE. Call it after setting the architecture's defaults in *d (head_dim, act, gemma). */
+ * RoPE. Call it after setting the architecture's defaults in *d (head_dim, act, padding). */
 nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default);
 /* Fills d->sliding from layer_types. Without that key, by_default decides for each layer; NULL:
  * none slides. Call it after setting d->window. */
@@ -117,8 +128,8 @@ typedef struct nbl__adapter {
 typedef struct nbl__model_source {
     void *user;
     /* A tensor of the checkpoint by name, with format and shape; NULL if there is none.
-     * Borrowed. */
-    const nbl_weight *(*weight)(void *user, const char *name);
+     * Borrowed. The role says what the builder needs it for. */
+    const nbl_weight *(*weight)(void *user, const char *name, nbl__weight_role role);
     /* The adapter of a module ("model.layers.3.mlp.up_proj"); false if it has none. */
     bool (*adapter)(void *user, const char *module, nbl__adapter *adapter);
     /* True if this tensor is trained as a whole. It then becomes an f32 parameter, also in
@@ -168,16 +179,10 @@ typedef struct nbl__build {
     nbl__value best, non_finite;
     nbl__value hidden; /* [tokens, hidden]: the result of HIDDEN, the input of HEAD */
     /* RoPE tables, and those of sliding layers if they differ */
-    nbl__value cos, sin, local_cos, local_sin;
+    nbl__rope_values rope, local_rope;
     nbl__value embedding; /* its weight; also the head's if they are tied */
     char at[64];          /* prefix of tensor names: "model.layers.3." */
-    /* DoRA linear layers of the current node; end_layers adds a dora_norm node for each */
-    struct nbl__dora_layer {
-        nbl__value w, lora_a, lora_b, norm;
-        float scale;
-    } dora[4];
-    int dora_count;
-    nbl__text problems; /* every tensor that is missing or has a wrong shape, for one message */
+    nbl__text problems;   /* every tensor that is missing or has a wrong shape, for one message */
 } nbl__build;
 
 /* Builds the forward graph into b->g. Returns the graph's status. Missing tensors do not fail

@@ -1,15 +1,14 @@
-/* gemma3.c - Gemma 3, text only. Differences from Gemma 2:
+/* gemma3.c - Gemma 3, text only. Its layer is Gemma 2's with an RMSNorm on each head of q and k:
+ *
+ *     h ─┬─ input_layernorm ─ q k v ─ norm q k ─ rope ─ attend ─ o ─ post_attention_layernorm ─▶ (+) ─ …
+ *        └──────────────────────────────────────────────────────────────────────────────────────▲
  *
  *     no soft cap on scores; on logits only if final_logit_softcapping is set
- *     RMSNorm on each head of q and k
- *     five of six layers slide (all but 5, 11, 17, …)
- *     sliding layers have a RoPE theta of their own
+ *     five of six layers slide (all but 5, 11, 17, …) and have a RoPE theta of their own
  */
-#include "arch/arch.h"
-
 #include <math.h>
 
-#include "ops/linear/mlp.h"
+#include "arch/parts.h"
 
 static bool five_of_six(const nbl__decoder *d, int64_t layer)
 {
@@ -17,15 +16,16 @@ static bool five_of_six(const nbl__decoder *d, int64_t layer)
     return (layer + 1) % 6 != 0;
 }
 
-static nbl_status read_gemma3(nbl__keys *k, nbl__decoder *d)
+static nbl_status read_keys(nbl__keys *k, nbl__decoder *d)
 {
     float scalar;
     int64_t pattern;
     bool bidirectional;
     d->head_dim = 256;
     d->act = NBL_ACT_GELU_TANH;
-    d->gemma = true;
-    d->qk_norm = true;
+    d->norm_offset = 1;
+    d->norm_round = NBL_ROUND_AFTER_WEIGHT;
+    d->padding = 0;
     NBL_TRY(nbl__keys_common(k, d, "hidden_activation", true));
     NBL_TRY(nbl__key_flag_or(k, "attention_bias", false, &d->qkv_bias));
     NBL_TRY(nbl__key_float_or(k, "query_pre_attn_scalar", 256, &scalar));
@@ -42,7 +42,26 @@ static nbl_status read_gemma3(nbl__keys *k, nbl__decoder *d)
     NBL_CHECK(k->ctx, scalar > 0, NBL_ERROR_FORMAT, "%s: query_pre_attn_scalar is not positive", k->where);
     d->attention_scale = (float)(1 / sqrt((double)scalar));
     d->o_bias = d->qkv_bias;
+    d->embedding_scale = (float)sqrt((double)d->hidden);
     return nbl__keys_layer_types(k, d, five_of_six);
 }
 
-const nbl__arch nbl__gemma3 = {"gemma3_text", read_gemma3};
+static void build_layer(nbl__build *b, nbl__residual *h, int64_t layer)
+{
+    const nbl__decoder *d = b->d;
+    nbl__attending how = nbl__part_attending(b, layer);
+    how.head_norms = true;
+    nbl__value x = nbl__part_residual_norm(b, h, "input_layernorm");
+    nbl__qkv qkv = nbl__part_qkv(b, x, d->qkv_bias);
+    x = nbl__part_attention(b, qkv, layer, &how);
+    x = nbl__part_attention_output(b, x, d->o_bias);
+    x = nbl__part_norm(b, x, "post_attention_layernorm");
+    nbl__part_residual_add(h, x);
+
+    x = nbl__part_residual_norm(b, h, "pre_feedforward_layernorm");
+    x = nbl__part_gated_mlp(b, x, false);
+    x = nbl__part_norm(b, x, "post_feedforward_layernorm");
+    nbl__part_residual_add(h, x);
+}
+
+const nbl__arch nbl__gemma3 = {"gemma3_text", read_keys, build_layer};

@@ -136,7 +136,7 @@ static nbl_status read_act(nbl__keys *k, const char *key, nbl__decoder *d)
     const nbl__json *it = nbl__key(k, key);
     if (it == NULL) return NBL_OK; /* absent: keep the default that the architecture has set */
     for (size_t i = 0; i < sizeof acts / sizeof *acts && it->type == NBL_JSON_STRING; i++)
-        if (strcmp(acts[i].name, it->string) == 0) return d->act = (int)acts[i].act, NBL_OK;
+        if (strcmp(acts[i].name, it->string) == 0) return d->act = acts[i].act, NBL_OK;
     return nbl__fail(k->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s is \"%s\", which is not known", k->where, key,
                      it->type == NBL_JSON_STRING ? it->string : "no text");
 }
@@ -188,10 +188,11 @@ static nbl_status read_rope(nbl__keys *k, nbl__decoder *d)
 }
 
 /* Reads pad_token_id: torch's Embedding never trains the row padding_idx. Negative ids count
- * from the end. Gemma's default is 0, others have none. */
+ * from the end. Without the key the architecture's default stays. */
 static void read_padding(nbl__keys *k, nbl__decoder *d)
 {
-    double id = d->gemma && nbl__json_get(k->config, "pad_token_id") == NULL ? 0 : NAN;
+    double id = NAN;
+    if (nbl__json_get(k->config, "pad_token_id") == NULL) return;
     const nbl__json *value = nbl__key(k, "pad_token_id");
     if (value) nbl__json_number(value, &id);
     if (id < 0) id += (double)d->vocabulary;
@@ -281,10 +282,13 @@ static void read_dtype(const nbl__json *config, nbl__decoder *d)
 
 nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__json *config, nbl__decoder *d)
 {
-    static const nbl__arch *const archs[] = {&nbl__llama, &nbl__mistral, &nbl__qwen2,
-                                             &nbl__qwen3, &nbl__gemma2,  &nbl__gemma3};
+#define ARCH_ADDRESS(name) &nbl__##name,
+    static const nbl__arch *const archs[] = {NBL_ARCHS(ARCH_ADDRESS)};
+#undef ARCH_ADDRESS
     const char *type = nbl__json_text(config, "model_type");
     memset(d, 0, sizeof *d);
+    d->embedding_scale = 1;
+    d->padding = -1;
     NBL_CHECK(ctx, type, NBL_ERROR_FORMAT, "%s: no model_type", where);
     for (size_t i = 0; i < sizeof archs / sizeof *archs && d->arch == NULL; i++)
         if (strcmp(archs[i]->model_type, type) == 0) d->arch = archs[i];

@@ -1,9 +1,15 @@
-/* llama.c - Llama 2, 3, 3.1, 3.2, SmolLM2, TinyLlama: the plain decoder, without optional parts.
+/* llama.c - Llama 2, 3, 3.1, 3.2, SmolLM2, TinyLlama: the plain decoder.
+ *
+ *     h ─┬─ input_layernorm ─ q k v ─ rope ─ attend ─ o ─▶ (+) ─ …
+ *        └─────────────────────────────────────────────────▲
+ *
+ *     … h ─┬─ post_attention_layernorm ─ gate up ─ act·up ─ down ─▶ (+)
+ *          └───────────────────────────────────────────────────────▲
  *
  * attention_bias puts biases on q, k, v and o; mlp_bias on gate, up and down. */
-#include "arch/arch.h"
+#include "arch/parts.h"
 
-static nbl_status read_llama(nbl__keys *k, nbl__decoder *d)
+static nbl_status read_keys(nbl__keys *k, nbl__decoder *d)
 {
     int64_t pretraining_tp;
     NBL_TRY(nbl__keys_common(k, d, "hidden_act", false));
@@ -15,4 +21,20 @@ static nbl_status read_llama(nbl__keys *k, nbl__decoder *d)
     return NBL_OK;
 }
 
-const nbl__arch nbl__llama = {"llama", read_llama};
+/* Mistral and Qwen2 have this layer too. */
+void nbl__llama_layer(nbl__build *b, nbl__residual *h, int64_t layer)
+{
+    const nbl__decoder *d = b->d;
+    nbl__attending how = nbl__part_attending(b, layer);
+    nbl__value x = nbl__part_residual_norm(b, h, "input_layernorm");
+    nbl__qkv qkv = nbl__part_qkv(b, x, d->qkv_bias);
+    x = nbl__part_attention(b, qkv, layer, &how);
+    x = nbl__part_attention_output(b, x, d->o_bias);
+    nbl__part_residual_add(h, x);
+
+    x = nbl__part_residual_norm(b, h, "post_attention_layernorm");
+    x = nbl__part_gated_mlp(b, x, d->mlp_bias);
+    nbl__part_residual_add(h, x);
+}
+
+const nbl__arch nbl__llama = {"llama", read_keys, nbl__llama_layer};

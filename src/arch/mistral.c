@@ -1,5 +1,5 @@
-/* mistral.c - Mistral: Llama without biases. If sliding_window is set, every layer slides. */
-#include "arch/arch.h"
+/* mistral.c - Mistral: Llama's layer without biases. If sliding_window is set, every layer slides. */
+#include "arch/parts.h"
 
 static bool everywhere(const nbl__decoder *d, int64_t layer)
 {
@@ -7,11 +7,11 @@ static bool everywhere(const nbl__decoder *d, int64_t layer)
     return true;
 }
 
-static nbl_status read_mistral(nbl__keys *k, nbl__decoder *d)
+static nbl_status read_keys(nbl__keys *k, nbl__decoder *d)
 {
     NBL_TRY(nbl__keys_common(k, d, "hidden_act", false));
     NBL_TRY(nbl__key_size_or(k, "sliding_window", 0, &d->window));
     return nbl__keys_layer_types(k, d, everywhere);
 }
 
-const nbl__arch nbl__mistral = {"mistral", read_mistral};
+const nbl__arch nbl__mistral = {"mistral", read_keys, nbl__llama_layer};

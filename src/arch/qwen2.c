@@ -1,12 +1,12 @@
-/* qwen2.c - Qwen2 and Qwen2.5: biases on q, k and v, not on o. With use_sliding_window,
- * layer_types names the layers that slide. */
-#include "arch/arch.h"
+/* qwen2.c - Qwen2 and Qwen2.5: Llama's layer with biases on q, k and v, not on o. With
+ * use_sliding_window, layer_types names the layers that slide. */
+#include "arch/parts.h"
 
-static nbl_status read_qwen2(nbl__keys *k, nbl__decoder *d)
+static nbl_status read_keys(nbl__keys *k, nbl__decoder *d)
 {
     NBL_TRY(nbl__keys_common(k, d, "hidden_act", false));
     d->qkv_bias = true;
     return nbl__keys_chosen_window(k, d);
 }
 
-const nbl__arch nbl__qwen2 = {"qwen2", read_qwen2};
+const nbl__arch nbl__qwen2 = {"qwen2", read_keys, nbl__llama_layer};

@@ -46,6 +46,11 @@ static bool is_gemma3(const nbl__export *e)
     return e->arch == NBL_GGUF_GEMMA3;
 }
 
+static bool is_gemma(const nbl__export *e)
+{
+    return e->arch == NBL_GGUF_GEMMA2 || is_gemma3(e);
+}
+
 /* ---- rotary ---- */
 
 static double theta_of(const nbl__rope *rope)
@@ -82,8 +87,7 @@ static nbl_status put_rope(nbl__export *e)
     put_number(e, "rope.freq_base", theta_of(r));
     if (own || is_gemma3(e)) put_number(e, "rope.freq_base_swa", theta_of(own ? local : r));
     if (own && local->kind != NBL_ROPE_DEFAULT) return refuse(e, "rotary scaling of sliding layers");
-    if (own && e->arch != NBL_GGUF_GEMMA2 && !is_gemma3(e))
-        return refuse(e, "a rotary base of sliding layers");
+    if (own && !is_gemma(e)) return refuse(e, "a rotary base of sliding layers");
     if (is_gemma3(e) && !own && r->kind != NBL_ROPE_DEFAULT) return refuse(e, "rotary scaling of all layers");
     switch (r->kind) {
     case NBL_ROPE_LINEAR:
@@ -117,7 +121,7 @@ void nbl__export_query(nbl__export *e)
 {
     const nbl__decoder *d = &e->decoder;
     e->query_factor = 1;
-    if (!d->gemma || d->attention_scale <= 0) return;
+    if (!is_gemma(e) || d->attention_scale <= 0) return;
     bool largest = d->layers == (is_gemma3(e) ? 62 : 46);
     double factor = (double)d->attention_scale * sqrt((double)(largest ? d->hidden / d->heads : d->head_dim));
     if (fabs(factor - 1) > 1e-6) e->query_factor = factor;
@@ -126,7 +130,7 @@ void nbl__export_query(nbl__export *e)
 double nbl__export_factor(const nbl__export *e, const nbl__gguf_mapping *mapping)
 {
     /* If q is normalised, scaling q's projection has no effect, so the norm's weight is scaled. */
-    const char *name = e->decoder.qk_norm ? ".attn_q_norm.weight" : ".attn_q.weight";
+    const char *name = is_gemma3(e) ? ".attn_q_norm.weight" : ".attn_q.weight";
     return nbl__ends_with(mapping->name, name) ? e->query_factor : 1;
 }
 
@@ -188,7 +192,7 @@ static nbl_status put_sizes(nbl__export *e)
     put_number(e, "attention.layer_norm_rms_epsilon", (double)d->norm_eps);
     put_size(e, "vocab_size", d->vocabulary); /* readers need it in files without a vocabulary */
     if (e->arch == NBL_GGUF_LLAMA) put_size(e, "rope.dimension_count", d->head_dim);
-    if (d->act != (d->gemma ? NBL_ACT_GELU_TANH : NBL_ACT_SILU)) return refuse(e, "another activation");
+    if (d->act != (is_gemma(e) ? NBL_ACT_GELU_TANH : NBL_ACT_SILU)) return refuse(e, "another activation");
     return NBL_OK;
 }
 
@@ -196,7 +200,7 @@ nbl_status nbl__export_keys(nbl__export *e)
 {
     NBL_TRY(put_sizes(e));
     NBL_TRY(put_rope(e));
-    if (e->decoder.gemma) return put_gemma(e);
+    if (is_gemma(e)) return put_gemma(e);
     warn_of_windows(e);
     return NBL_OK;
 }

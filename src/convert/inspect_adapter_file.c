@@ -66,20 +66,24 @@ static nbl_status take_tensors(nbl_adapter *a)
 
 /* ---- the base ---- */
 
-/* The tensors of the base model. */
+/* The tensors of the base model. Their kinds come from names: inspection takes any checkpoint. */
 typedef struct base {
     nbl__peft_tensor *tensors;
     int64_t count;
     bool tied;
 } base;
 
+static void add_tensor(base *b, const char *name, int rank, const int64_t *shape)
+{
+    b->tensors[b->count++] = (nbl__peft_tensor){name, rank, shape, nbl__peft_kind_of(name, rank)};
+}
+
 static nbl_status read_checkpoint(nbl__arena *arena, const nbl_checkpoint *c, base *b)
 {
     b->tensors = nbl__arena_alloc(arena, (size_t)(c->tensor_count + 1) * sizeof *b->tensors);
     if (b->tensors == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < c->tensor_count; i++)
-        b->tensors[b->count++] = (nbl__peft_tensor){c->tensors[i].name, c->tensors[i].rank,
-                                                    c->tensors[i].shape};
+        add_tensor(b, c->tensors[i].name, c->tensors[i].rank, c->tensors[i].shape);
     b->tied = c->config.tied != NBL_TIED_NO;
     return NBL_OK;
 }
@@ -89,8 +93,7 @@ static nbl_status read_gguf(nbl__arena *arena, const nbl__gguf_model *m, base *b
     b->tensors = nbl__arena_alloc(arena, (size_t)(m->weight_count + 1) * sizeof *b->tensors);
     if (b->tensors == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < m->weight_count; i++)
-        b->tensors[b->count++] = (nbl__peft_tensor){m->weights[i].name, nbl__gguf_weight_rank(&m->weights[i]),
-                                                    m->weights[i].tensor->shape};
+        add_tensor(b, m->weights[i].name, nbl__gguf_weight_rank(&m->weights[i]), m->weights[i].tensor->shape);
     b->tied = m->is_tied;
     return NBL_OK;
 }
@@ -103,8 +106,7 @@ static void add_head(base *b)
         if (strcmp(b->tensors[i].name, "lm_head.weight") == 0) return;
         if (strcmp(b->tensors[i].name, "model.embed_tokens.weight") == 0) embedding = &b->tensors[i];
     }
-    if (embedding && b->tied)
-        b->tensors[b->count++] = (nbl__peft_tensor){"lm_head.weight", embedding->rank, embedding->shape};
+    if (embedding && b->tied) add_tensor(b, "lm_head.weight", embedding->rank, embedding->shape);
 }
 
 static nbl_status check_base(nbl_adapter *a, const char *path)

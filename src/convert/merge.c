@@ -96,7 +96,8 @@ static nbl_status check_adapter(nbl__merge *m)
     nbl__peft_tensor *tensors = nbl__arena_alloc(&m->arena, (size_t)m->count * sizeof *tensors);
     if (tensors == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < m->count; i++)
-        tensors[i] = (nbl__peft_tensor){m->tensors[i].name, m->tensors[i].rank, m->tensors[i].shape};
+        tensors[i] = (nbl__peft_tensor){m->tensors[i].name, m->tensors[i].rank, m->tensors[i].shape,
+                                        nbl__peft_kind_of(m->tensors[i].name, m->tensors[i].rank)};
     NBL_TRY(nbl__peft_check_tensors(m->peft, tensors, m->count));
     return check_taken(m);
 }

@@ -19,8 +19,7 @@
  *
  * DoRA treats its weight norm as a constant: the outputs of nodes that prepare
  * (nbl__graph_end_prepare) are not differentiable. */
-#include "graph/graph.h"
-#include "ops/elementwise/elementwise.h"
+#include "graph/build.h"
 
 /* Adds `part` to the gradient of an activation: it is the first contribution, or is summed with
  * the others. */
@@ -31,11 +30,8 @@ static void contribute(nbl__graph *g, nbl__value value, nbl__value part)
         if (part) g->values[value].gradient = part;
         return;
     }
-    nbl__add *add = nbl__graph_begin(g, "add", g->values[part].name);
-    if (add) add->dtype = g->values[value].tensor.dtype;
-    nbl__graph_bind(g, "a", sum);
-    nbl__graph_bind(g, "b", part);
-    g->values[value].gradient = nbl__graph_end(g);
+    nbl__value total = nbl__build_add(g, g->values[part].name, sum, part, g->values[value].tensor.dtype);
+    g->values[value].gradient = total;
 }
 
 /* The gradient of a view's source is the view's gradient, seen in the shape of the source. */

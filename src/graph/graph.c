@@ -63,6 +63,12 @@ void nbl__graph_set_layer(nbl__graph *g, int layer)
     g->layer = layer;
 }
 
+void nbl__graph_set_scope(nbl__graph *g, const char *scope)
+{
+    g->scope = scope ? nbl__arena_strdup(&g->arena, scope) : NULL;
+    if (scope && g->scope == NULL) nbl__graph_failed(g, NBL_ERROR_MEMORY);
+}
+
 /* "PREFIX.NAME" in the arena; NULL if memory has run out. */
 static const char *full_name(nbl__graph *g, const char *name)
 {
@@ -114,7 +120,7 @@ static int new_node(nbl__graph *g, const nbl__family *family, const char *name, 
 {
     if (g->status != NBL_OK || name == NULL) return -1;
     if (!grow(g, (void **)&g->nodes, g->node_count, &g->node_room, sizeof *g->nodes)) return -1;
-    nbl__node node = {.name = name, .family = family, .layer = g->layer};
+    nbl__node node = {.name = name, .family = family, .layer = g->layer, .scope = g->scope};
     node.arguments = nbl__arena_alloc(&g->arena, family ? family->size : 1);
     node.bound = nbl__arena_alloc(&g->arena, (size_t)slots * sizeof *node.bound);
     if (node.arguments == NULL || node.bound == NULL) return nbl__graph_failed(g, NBL_ERROR_MEMORY), -1;
@@ -188,6 +194,15 @@ void nbl__graph_add_step(nbl__graph *g, int node, bool backward)
     g->steps[g->step_count++] = (nbl__step){node, backward};
 }
 
+nbl__shown_node nbl__show_node(const nbl__node *node)
+{
+    nbl__shown_node shown;
+    const char *scope = node->scope ? node->scope : "";
+    bool full = strncmp(node->name, scope, strlen(scope)) == 0;
+    snprintf(shown.text, sizeof shown.text, "%s%s", full ? "" : scope, node->name);
+    return shown;
+}
+
 void *nbl__node_attr(const nbl__node *node, const char *name)
 {
     for (const nbl__attr *attr = node->family->attrs; attr->name; attr++)
@@ -217,11 +232,8 @@ static int slot_count(const nbl__family *family)
     return count;
 }
 
-void *nbl__graph_begin(nbl__graph *g, const char *family_name, const char *name)
+void *nbl__graph_begin_family(nbl__graph *g, const nbl__family *family, const char *name)
 {
-    const nbl__family *family = nbl__family_find(family_name);
-    if (family == NULL)
-        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "no operator is called %s", family_name));
     /* Reset attributes: a zeroed struct is not always the default. */
     int node = g->status == NBL_OK ? new_node(g, family, full_name(g, name), slot_count(family)) : -1;
     /* After a failure the caller still writes attributes: give it memory of the largest
@@ -236,18 +248,45 @@ void *nbl__graph_begin(nbl__graph *g, const char *family_name, const char *name)
     return g->nodes[node].arguments;
 }
 
+void *nbl__graph_begin(nbl__graph *g, const char *family_name, const char *name)
+{
+    const nbl__family *family = nbl__family_find(family_name);
+    if (family == NULL)
+        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "no operator is called %s", family_name));
+    return nbl__graph_begin_family(g, family, name);
+}
+
+/* Binds a value to a slot of the last node. `slot` NULL: the family has none at that field or of
+ * that name. */
+static void bind_slot(nbl__graph *g, const nbl__slot *slot, const char *what, nbl__value value)
+{
+    const nbl__node *node = &g->nodes[g->node_count - 1];
+    /* Slots and bindings are parallel arrays. */
+    if (slot) node->bound[slot - node->family->slots] = value;
+    else
+        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s has no slot %s", node->name,
+                                       node->family->name, what));
+}
+
+/* The slot of the last node whose tensor or weight lies at this address; NULL: none. */
+static const nbl__slot *slot_at(const nbl__graph *g, const void *field)
+{
+    const nbl__node *node = &g->nodes[g->node_count - 1];
+    size_t offset = (size_t)((const char *)field - (const char *)node->arguments);
+    for (const nbl__slot *slot = node->family->slots; slot->name; slot++)
+        if (slot->offset == offset) return slot;
+    return NULL;
+}
+
+void nbl__graph_bind_field(nbl__graph *g, const void *field, nbl__value value)
+{
+    if (g->status == NBL_OK && value) bind_slot(g, slot_at(g, field), "at this field", value);
+}
+
 void nbl__graph_bind(nbl__graph *g, const char *slot, nbl__value value)
 {
     if (g->status != NBL_OK || value == 0) return;
-    nbl__node *node = &g->nodes[g->node_count - 1];
-    const nbl__slot *found = nbl__slot_find(node->family, slot);
-    if (found == NULL) {
-        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s has no slot %s", node->name,
-                                       node->family->name, slot));
-        return;
-    }
-    /* Slots and bindings are parallel arrays. */
-    node->bound[found - node->family->slots] = value;
+    bind_slot(g, nbl__slot_find(g->nodes[g->node_count - 1].family, slot), slot, value);
 }
 
 /* A dense nbl_weight over a tensor. */
@@ -306,7 +345,7 @@ static bool infer_node(nbl__graph *g, const nbl__node *node)
     /* Infer needs dtypes and shapes only, so data pointers are dummies. */
     nbl__node_fill(g, node, node->bound, node->arguments, NULL, NULL);
     if (!nbl__graph_failed(g, node->family->forward.infer(g->ctx, node->arguments))) return true;
-    nbl__hint(g->ctx, g->status, "in %s", node->name);
+    nbl__hint(g->ctx, g->status, "in %s", nbl__show_node(node).text);
     return false;
 }
 
@@ -371,6 +410,14 @@ void nbl__graph_end_prepare(nbl__graph *g)
             nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s is not what it prepares",
                                            node->name, g->values[value].name));
     }
+}
+
+nbl__value nbl__graph_output_field(nbl__graph *g, const void *field)
+{
+    if (g->status != NBL_OK) return 0;
+    const nbl__node *node = &g->nodes[g->node_count - 1];
+    const nbl__slot *found = slot_at(g, field);
+    return found ? node->bound[found - node->family->slots] : 0;
 }
 
 nbl__value nbl__graph_output(nbl__graph *g, const char *slot)

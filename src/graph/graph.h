@@ -37,9 +37,24 @@ typedef enum nbl__kind {
     NBL_KIND_RESULT /* an activation that the caller reads after a run */
 } nbl__kind;
 
+/* What a weight or a parameter is for. An architecture's builder says it (arch/parts.h); whoever
+ * treats some weights differently asks for it, and never for a name. */
+typedef enum nbl__weight_role {
+    NBL_WEIGHT_NONE,      /* no weight, or one that no builder has asked for */
+    NBL_WEIGHT_EMBEDDING, /* rows by token id; also the head's weight if the two are tied */
+    NBL_WEIGHT_HEAD,      /* hidden states to logits */
+    NBL_WEIGHT_LINEAR,    /* of a linear layer inside a layer of the transformer */
+    NBL_WEIGHT_NORM,
+    NBL_WEIGHT_BIAS,
+    NBL_WEIGHT_LORA_A,
+    NBL_WEIGHT_LORA_B,
+    NBL_WEIGHT_MAGNITUDE /* of DoRA */
+} nbl__weight_role;
+
 typedef struct nbl__value_info {
     const char *name;
     nbl__kind kind;
+    nbl__weight_role role;
     bool trained;        /* a parameter that gets a gradient */
     bool pinned;         /* never recomputed: kept from forward to its layer's backward */
     bool differentiable; /* a float tensor that depends on a trained parameter */
@@ -52,13 +67,15 @@ typedef struct nbl__value_info {
 } nbl__value_info;
 
 typedef struct nbl__node {
-    /* for messages: "model.layers.3.self_attn.o_proj", "self_attn.qkv" */
+    /* "model.layers.3.self_attn.o_proj", "self_attn.qkv"; nbl__show_node for messages */
     const char *name;
     const nbl__family *family; /* NULL: a view of bound[0], which is bound[1] */
     void *arguments;
     nbl__value *bound; /* [slots of the family] 0: slot is absent */
     int layer;         /* transformer layer, the unit of recomputation; -1: none */
-    bool prepares;     /* runs in nbl__plan_prepare, not in every run */
+    const char
+        *scope;    /* "model.layers.3.": the name of that layer, which `name` may have or lack; NULL: none */
+    bool prepares; /* runs in nbl__plan_prepare, not in every run */
 } nbl__node;
 
 /* One entry of the order: the forward or the backward operator of a node. */
@@ -77,7 +94,8 @@ typedef struct nbl__graph {
     int node_count, node_room;
     nbl__step *steps;
     int step_count, step_room;
-    int layer;        /* layer of nodes added from now on */
+    int layer; /* layer and scope of nodes added from now on */
+    const char *scope;
     char prefix[256]; /* prefix of names added from now on */
 } nbl__graph;
 
@@ -89,6 +107,8 @@ void nbl__graph_close(nbl__graph *g);
 __attribute__((format(printf, 2, 3))) void nbl__graph_enter(nbl__graph *g, const char *format, ...);
 /* Nodes added from now on belong to this layer; -1: to none. */
 void nbl__graph_set_layer(nbl__graph *g, int layer);
+/* Names that layer for messages: "model.layers.3."; NULL: no name. */
+void nbl__graph_set_scope(nbl__graph *g, const char *scope);
 
 /* ---- values ---- */
 
@@ -109,13 +129,19 @@ static inline nbl__value_info *nbl__info(nbl__graph *g, nbl__value value)
     return &g->values[value];
 }
 
-/* ---- nodes: begin, set attributes in the returned struct, bind slots, end ---- */
+/* ---- nodes: begin, set attributes in the returned struct, bind slots, end ----
+ *
+ * build.h has a typed function for each family that models are made of. */
 
 /* Begins a node of an operator family and returns its arguments struct, with attributes at their
  * defaults. After a failure it returns a scratch struct that may be written, or NULL if memory
  * has run out. */
+void *nbl__graph_begin_family(nbl__graph *g, const nbl__family *family, const char *name);
+/* The same by the name of a family that is chosen at run time. */
 void *nbl__graph_begin(nbl__graph *g, const char *family, const char *name);
-/* 0: the slot stays absent */
+/* Binds a value to a slot of the node that was begun: the slot that lies at `field` of its arguments
+ * struct, or the one of this name. 0: the slot stays absent. */
+void nbl__graph_bind_field(nbl__graph *g, const void *field, nbl__value value);
 void nbl__graph_bind(nbl__graph *g, const char *slot, nbl__value value);
 /* Ends the node: checks and infers it, and creates a value for every output. Returns the first
  * output. */
@@ -124,9 +150,15 @@ nbl__value nbl__graph_end(nbl__graph *g);
  * must be NBL_KIND_PREPARED values of matching dtype and size. It may read weights and
  * parameters only. */
 void nbl__graph_end_prepare(nbl__graph *g);
+/* A node's full name, for messages: "model.layers.3.self_attn.qkv". */
+typedef struct nbl__shown_node {
+    char text[256];
+} nbl__shown_node;
+nbl__shown_node nbl__show_node(const nbl__node *node);
 /* The address of an attribute of a node by name; NULL if its family has no such attribute. */
 void *nbl__node_attr(const nbl__node *node, const char *name);
-/* The value of another output of the last node, by slot name; 0: none. */
+/* The value of another output of the last node, by its field or by slot name; 0: none. */
+nbl__value nbl__graph_output_field(nbl__graph *g, const void *field);
 nbl__value nbl__graph_output(nbl__graph *g, const char *slot);
 
 /* Copies dtypes, shapes and data pointers from the bound values into a node's arguments.

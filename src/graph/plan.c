@@ -63,7 +63,7 @@ static nbl_status infer_all(nbl__plan *plan, nbl__planned_step *steps, int count
         nbl__planned_step *step = &steps[i];
         nbl__node_fill(g, step->node, step->bound, step->arguments, address, plan);
         nbl_status status = step->op->infer(g->ctx, step->arguments);
-        if (status != NBL_OK) return nbl__hint(g->ctx, status, "in %s", step->node->name);
+        if (status != NBL_OK) return nbl__hint(g->ctx, status, "in %s", nbl__show_node(step->node).text);
         pass_shapes_on(g, step);
     }
     return NBL_OK;

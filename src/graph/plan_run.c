@@ -137,7 +137,7 @@ static nbl_status run_between(nbl__plan *plan, const nbl__planned_step *step, nb
     nbl_status status = nbl__op_run_within(plan->ctx, step->op, step->impl, step->arguments,
                                            plan->memory[NBL_MEMORY_RUN] + step->scratch_offset, step->scratch,
                                            around);
-    return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", step->node->name);
+    return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", nbl__show_node(step->node).text);
 }
 
 nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step)

@@ -16,16 +16,22 @@ typedef struct line {
     double milliseconds;
 } line;
 
-/* The key of a line: "KERNEL NODE" or "KERNEL (again) NODE", without "model.layers.N.", so that the
- * layers add up in one line. */
+/* What follows the layer's number in a name: "mlp.up_proj" of "model.layers.3.mlp.up_proj". */
+static const char *without_layer(const char *name)
+{
+    for (const char *dot = name; (dot = strchr(dot, '.')) != NULL; dot++) {
+        size_t digits = strspn(dot + 1, "0123456789");
+        if (digits && dot[1 + digits] == '.') return dot + digits + 2;
+    }
+    return name;
+}
+
+/* The key of a line: "KERNEL NODE" or "KERNEL (again) NODE", without the number of the layer, so that
+ * the layers add up in one line. */
 static void describe(const nbl__planned_step *step, char what[96])
 {
-    const char *name = step->node->name;
-    if (strncmp(name, "model.layers.", 13) == 0) {
-        const char *dot = strchr(name + 13, '.');
-        if (dot) name = dot + 1;
-    }
-    snprintf(what, 96, "%s%s %s", step->impl->name, step->again ? " (again)" : "", name);
+    snprintf(what, 96, "%s%s %s", step->impl->name, step->again ? " (again)" : "",
+             without_layer(step->node->name));
 }
 
 static line *find(line *lines, int *count, const char *what)

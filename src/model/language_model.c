@@ -16,7 +16,8 @@
 
 /* ---- weights ---- */
 
-static const char embedding_name[] = "model.embed_tokens.weight", head_name[] = "lm_head.weight";
+/* PEFT's name of the head. A head that is tied to the embedding is a module of this name too. */
+static const char head_name[] = NBL_MODULE_HEAD ".weight";
 
 /* True if the tensor belongs to a module in modules_to_save. An adapter from a file must also
  * contain the tensor; a new adapter has no files yet. An adapter's embedding with additional rows
@@ -39,6 +40,13 @@ struct nbl__weight_entry *nbl__model_find(const nbl_model *m, const char *name)
     return NULL;
 }
 
+struct nbl__weight_entry *nbl__model_find_role(const nbl_model *m, nbl__weight_role role)
+{
+    for (int64_t i = 0; i < m->weight_count; i++)
+        if (m->weights[i].role == role) return &m->weights[i];
+    return NULL;
+}
+
 bool nbl__model_trains(const nbl_model *m, const char *name)
 {
     if (m->train_all) return true;
@@ -47,14 +55,8 @@ bool nbl__model_trains(const nbl_model *m, const char *name)
     return m->peft && is_saved(m->peft, name);
 }
 
-/* The linear layers of the transformer's layers: what transformers quantizes of these
- * architectures. */
-static bool is_linear(const char *name)
-{
-    return strncmp(name, "model.layers.", 13) == 0 && nbl__ends_with(name, "_proj.weight");
-}
-
-/* The storage format of linear layers in memory. */
+/* The storage format in memory of the linear layers inside the transformer's layers. Those are what
+ * transformers quantizes of these architectures. */
 typedef struct load_options {
     bool converts; /* false: keep the stored format */
     nbl_quantize_options how;
@@ -116,7 +118,7 @@ static nbl_status reserve_quantized(nbl_model *m, const load_options *load)
     size_t temporary;
     if (!load->converts || m->plan_only) return NBL_OK;
     for (int64_t i = 0; i < m->weight_count; i++)
-        if (is_linear(m->weights[i].name))
+        if (m->weights[i].role == NBL_WEIGHT_LINEAR)
             NBL_TRY(cut_parts(m, &m->weights[i], load, &cut, &parts, &temporary));
     m->quantized = nbl__alloc(m->ctx, cut.used);
     m->quantized_bytes = cut.used;
@@ -170,7 +172,7 @@ static nbl_status quantize_entry(nbl_model *m, struct nbl__weight_entry *entry, 
 
 static nbl_status convert_arrived(nbl_model *m, struct nbl__weight_entry *entry, const load_options *load)
 {
-    return load->converts && is_linear(entry->name) ? quantize_entry(m, entry, load) : NBL_OK;
+    return load->converts && entry->role == NBL_WEIGHT_LINEAR ? quantize_entry(m, entry, load) : NBL_OK;
 }
 
 /* Makes one entry per weight of the checkpoint. Only --load touches the data. */
@@ -183,6 +185,7 @@ static nbl_status hold_checkpoint(nbl_model *m, const load_options *load)
         const nbl_tensor_info *info = &m->checkpoint->tensors[i];
         m->weights[i] = (struct nbl__weight_entry){.name = info->name, .weight = info->weight};
     }
+    NBL_TRY(nbl__model_find_roles(m));
     NBL_TRY(reserve_quantized(m, load));
     for (int64_t i = 0; i < m->weight_count; i++) {
         NBL_TRY(nbl__progress_poll(m->ctx, m->weights[i].name));
@@ -209,6 +212,7 @@ static nbl_status hold_gguf(nbl_model *m, const load_options *load)
             .rank = vector ? 1 : 2,
             .shape = {vector ? from->columns : from->rows, vector ? 0 : from->columns}};
     }
+    NBL_TRY(nbl__model_find_roles(m));
     NBL_TRY(reserve_quantized(m, load));
     for (int64_t i = 0; i < m->weight_count; i++) {
         const nbl__gguf_weight *from = &m->gguf->weights[i];
@@ -249,13 +253,26 @@ static nbl_status apply_replacements(nbl_model *m)
  * stored data, but have entries of their own. */
 static nbl_status give_own_head(nbl_model *m)
 {
-    const struct nbl__weight_entry *embedding = nbl__model_find(m, embedding_name);
+    const struct nbl__weight_entry *embedding = nbl__model_find_role(m, NBL_WEIGHT_EMBEDDING);
     struct nbl__weight_entry *head = nbl__model_find(m, head_name);
     if (!m->decoder.tied || embedding == NULL || !nbl__peft_unties(m->peft)) return NBL_OK;
     if (head == NULL) head = &m->weights[m->weight_count++]; /* there is room for one more */
-    *head = (struct nbl__weight_entry){.name = head_name, .weight = embedding->weight};
+    *head = (struct nbl__weight_entry){
+        .name = head_name, .weight = embedding->weight, .role = NBL_WEIGHT_HEAD};
     m->decoder.tied = false;
     return NBL_OK;
+}
+
+/* What an adapter may do to a weight follows from its role. A head that is stored although it is
+ * tied has none: no builder asks for it. */
+static nbl__peft_kind peft_kind(const nbl_model *m, const struct nbl__weight_entry *entry)
+{
+    switch (entry->role) {
+    case NBL_WEIGHT_LINEAR: return NBL_PEFT_LINEAR;
+    case NBL_WEIGHT_EMBEDDING: return NBL_PEFT_EMBEDDING;
+    case NBL_WEIGHT_HEAD: return NBL_PEFT_HEAD;
+    default: return m->decoder.tied && strcmp(entry->name, head_name) == 0 ? NBL_PEFT_HEAD : NBL_PEFT_OTHER;
+    }
 }
 
 /* Lists the tensors that an adapter is checked against. A tied head is a module too, though no file
@@ -266,12 +283,12 @@ static nbl_status list_tensors(nbl_model *m, nbl__peft_tensor **list, int64_t *c
     if (tensors == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < m->weight_count; i++)
         tensors[i] = (nbl__peft_tensor){m->weights[i].name, m->weights[i].weight.rank,
-                                        m->weights[i].weight.shape};
+                                        m->weights[i].weight.shape, peft_kind(m, &m->weights[i])};
     *list = tensors;
     *count = m->weight_count;
-    const struct nbl__weight_entry *embedding = nbl__model_find(m, embedding_name);
+    const struct nbl__weight_entry *embedding = nbl__model_find_role(m, NBL_WEIGHT_EMBEDDING);
     if (m->decoder.tied && embedding && nbl__model_find(m, head_name) == NULL)
-        tensors[(*count)++] = (nbl__peft_tensor){head_name, 2, embedding->weight.shape};
+        tensors[(*count)++] = (nbl__peft_tensor){head_name, 2, embedding->weight.shape, NBL_PEFT_HEAD};
     return NBL_OK;
 }
 

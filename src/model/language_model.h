@@ -41,7 +41,8 @@ struct nbl_model {
         nbl_weight weight; /* in the host's memory: format, shape and pointers */
         void *memory; /* owned copy of `bytes` bytes (GGUF); NULL: data lies in a file or in `quantized` */
         size_t bytes;
-        bool used; /* a graph builder asked for this weight */
+        bool used;             /* a graph builder asked for this weight */
+        nbl__weight_role role; /* what for; NBL_WEIGHT_NONE: no builder has asked */
         /* Training on a device keeps this weight dequantized to the compute dtype (residence.c). */
         bool dequantized;
         bool on_host; /* the device reads this weight from pinned host memory (residence.c) */
@@ -76,6 +77,8 @@ struct nbl_model {
 uint64_t nbl__model_bytes(const nbl_model *model, bool train);
 /* The weight entry of this name; NULL: none. Linear search. */
 struct nbl__weight_entry *nbl__model_find(const nbl_model *model, const char *name);
+/* The first weight entry of this role; NULL: none. Linear search. */
+struct nbl__weight_entry *nbl__model_find_role(const nbl_model *model, nbl__weight_role role);
 /* True if training changes this tensor: `train_all`, a name in `trained`, or modules_to_save. */
 bool nbl__model_trains(const nbl_model *model, const char *name);
 
@@ -99,6 +102,9 @@ uint64_t nbl__dequantized_choose(nbl_model *model, uint64_t room, bool *more);
  * no device. */
 uint64_t nbl__embedding_on_host(nbl_model *model, bool yes);
 
+/* Sets the roles of the weight entries: what the architecture's builder asks for. Reads names and
+ * shapes only, and reports no misfits: nbl__model_check does. */
+nbl_status nbl__model_find_roles(nbl_model *model);
 /* Checks that the tensors are those that the config describes. NBL_ERROR_FORMAT lists every tensor
  * that is missing, has another shape or is unknown to the architecture. Reads names, formats and
  * shapes only. Call it before memory is sized by the config: a bad config may promise a vocabulary

@@ -187,7 +187,7 @@ static nbl_status cast_weights(nbl_model_plan *report, const nbl_model *m)
         if (w->rank == 2)
             NBL_TRY(add_cast(report, name, w->dtype, m->dtype,
                              "a weight is read in the compute dtype, one rounding"));
-        else if (nbl__ends_with(name, ".bias"))
+        else if (m->weights[i].role == NBL_WEIGHT_BIAS)
             NBL_TRY(add_cast(report, name, w->dtype, m->dtype, "a bias is added in the compute dtype"));
     }
     return NBL_OK;

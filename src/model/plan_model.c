@@ -21,7 +21,7 @@ int nbl__moment_bits(const nbl__value_info *info, int bits)
 {
     enum { MIN = 4096 };
     bool large = nbl__tensor_elements(&info->tensor) >= MIN;
-    return large && !nbl__ends_with(info->name, "embed_tokens.weight") ? bits : 32;
+    return large && info->role != NBL_WEIGHT_EMBEDDING ? bits : 32;
 }
 
 uint64_t nbl__moment_bytes(const nbl__graph *g, int bits)

@@ -16,12 +16,12 @@
 #include "model/language_model.h"
 #include "device/cuda/cuda.h"
 
-/* Only packed, frozen matrices of layers qualify. The embedding dequantizes only the rows that it
+/* Only packed, frozen linear layers qualify. The embedding dequantizes only the rows that it
  * looks up; a trained weight is a dense parameter already. */
 static bool may_be_dequantized(const nbl_model *m, const struct nbl__weight_entry *entry)
 {
     return entry->weight.format != NBL_FORMAT_DENSE && entry->weight.rank == 2 &&
-           strncmp(entry->name, "model.layers.", 13) == 0 && !nbl__model_trains(m, entry->name);
+           entry->role == NBL_WEIGHT_LINEAR && !nbl__model_trains(m, entry->name);
 }
 
 static int64_t elements_of(const nbl_weight *w)
@@ -67,9 +67,8 @@ uint64_t nbl__dequantized_choose(nbl_model *m, uint64_t room, bool *more)
 
 uint64_t nbl__embedding_on_host(nbl_model *m, bool yes)
 {
-    static const char name[] = "model.embed_tokens.weight";
-    struct nbl__weight_entry *entry = nbl__model_find(m, name);
-    if (entry == NULL || m->decoder.tied || nbl__model_trains(m, name) || nbl__cuda_of(m->ctx) == NULL)
+    struct nbl__weight_entry *entry = nbl__model_find_role(m, NBL_WEIGHT_EMBEDDING);
+    if (entry == NULL || m->decoder.tied || nbl__model_trains(m, entry->name) || nbl__cuda_of(m->ctx) == NULL)
         return 0;
     uint64_t spared = yes != entry->on_host ? nbl__weight_bytes(&entry->weight) : 0;
     entry->on_host = yes;

@@ -3,17 +3,19 @@
  *
  * The decoder's builder (arch/) asks the session for weights, adapters and what is trained through
  * the three callbacks of nbl__model_source: weight_of, adapter_of, is_trained. Every weight it asks
- * for is marked `used`, which is how tensors that the architecture does not know are found. */
+ * for is marked `used` and gets its role. So tensors that the architecture does not know are
+ * found. */
 #include "model/language_model.h"
 #include "device/cuda/cuda.h"
 #include "device/device_memory.h"
 
-static const nbl_weight *weight_of(void *user, const char *name)
+static const nbl_weight *weight_of(void *user, const char *name, nbl__weight_role role)
 {
     const nbl__session *s = user;
     struct nbl__weight_entry *entry = nbl__model_find(s->model, name);
     if (entry == NULL) return NULL;
     entry->used = true;
+    entry->role = role;
     return s->build.train && entry->dequantized ? &entry->as_used : &entry->weight;
 }
 
@@ -49,7 +51,7 @@ static nbl_status refuse_misfits(const nbl_model *m, nbl__text *problems)
     for (int64_t i = 0; i < m->weight_count; i++) {
         const struct nbl__weight_entry *entry = &m->weights[i];
         if (entry->used || nbl__ends_with(entry->name, "rotary_emb.inv_freq")) continue;
-        if (m->decoder.tied && strcmp(entry->name, "lm_head.weight") == 0) continue;
+        if (m->decoder.tied && strcmp(entry->name, NBL_MODULE_HEAD ".weight") == 0) continue;
         nbl__text_printf(problems, "; \"%s\" does not belong there", entry->name);
     }
     if (problems->status != NBL_OK) return problems->status;
@@ -113,7 +115,9 @@ static nbl_status fill_parameters(nbl__session *s)
     for (nbl__value v = 1; v <= s->graph.value_count; v++) {
         const nbl__value_info *info = nbl__info(&s->graph, v);
         if (info->kind != NBL_KIND_PARAMETER) continue;
-        if (peft && nbl__peft_is_new(peft) && strstr(info->name, ".lora_")) continue;
+        bool adapters = info->role == NBL_WEIGHT_LORA_A || info->role == NBL_WEIGHT_LORA_B ||
+                        info->role == NBL_WEIGHT_MAGNITUDE;
+        if (peft && nbl__peft_is_new(peft) && adapters) continue;
         NBL_TRY(nbl__progress_poll(s->graph.ctx, info->name));
         NBL_TRY(fill_parameter(s, v));
     }
@@ -179,9 +183,9 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
     return nbl__plan_make(&s->graph, &o->plan, &s->plan);
 }
 
-/* Builds the cheapest graph, the body for one token, and throws it away: building checks names and
- * shapes. */
-nbl_status nbl__model_check(nbl_model *m)
+/* Builds the cheapest graph, the body for one token, and throws it away: building asks for every
+ * weight and checks its shape. The caller frees *problems. */
+static nbl_status ask_for_weights(nbl_model *m, nbl__text *problems)
 {
     nbl__session s = {.model = m};
     nbl__model_source source = {&s, weight_of, adapter_of, is_trained};
@@ -196,9 +200,25 @@ nbl_status nbl__model_check(nbl_model *m)
                     .tokens = 1,
                     .sequences = 1};
     nbl_status status = nbl__decoder_build(&b);
-    if (status == NBL_OK) status = refuse_misfits(m, &b.problems);
-    nbl__text_free(&b.problems);
+    *problems = b.problems;
     nbl__graph_close(&s.graph);
+    return status;
+}
+
+nbl_status nbl__model_find_roles(nbl_model *m)
+{
+    nbl__text problems;
+    nbl_status status = ask_for_weights(m, &problems);
+    nbl__text_free(&problems);
+    return status;
+}
+
+nbl_status nbl__model_check(nbl_model *m)
+{
+    nbl__text problems;
+    nbl_status status = ask_for_weights(m, &problems);
+    if (status == NBL_OK) status = refuse_misfits(m, &problems);
+    nbl__text_free(&problems);
     return status;
 }
 

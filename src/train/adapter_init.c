@@ -10,7 +10,7 @@
 
 nbl_status nbl__new_adapter(nbl_model *model, const nbl__run_config *c)
 {
-    /* PEFT's default for these architectures */
+    /* PEFT's default for these architectures: PEFT knows modules by name */
     static const char *const by_default[] = {"q_proj", "v_proj"};
     nbl__peft_settings settings = {.base_model = c->base_model,
                                    .task_type = "CAUSAL_LM",
@@ -66,15 +66,13 @@ static nbl_status fill_norms(nbl_model *model, const char *module, size_t length
     return status;
 }
 
-/* Finds A and the magnitudes among the trained parameters by the end of their names. */
 nbl_status nbl__init_adapter(nbl__session *s, uint64_t seed)
 {
-    static const char a_end[] = ".lora_A.weight", magnitude_end[] = ".lora_magnitude_vector";
+    static const char magnitude_end[] = ".lora_magnitude_vector";
     for (nbl__value v = 1; v <= s->graph.value_count; v++) {
         const nbl__value_info *info = &s->graph.values[v];
         if (info->kind != NBL_KIND_PARAMETER || !info->trained) continue;
-        bool is_a = nbl__ends_with(info->name, a_end),
-             is_magnitude = nbl__ends_with(info->name, magnitude_end);
+        bool is_a = info->role == NBL_WEIGHT_LORA_A, is_magnitude = info->role == NBL_WEIGHT_MAGNITUDE;
         if (!is_a && !is_magnitude) continue;
         int64_t n = nbl__tensor_elements(&info->tensor);
         void *memory = nbl__plan_address(&s->plan, v), *to;

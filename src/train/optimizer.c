@@ -21,8 +21,8 @@ static bool has_part(const char *name, const char *part)
     return false;
 }
 
-/* transformers' rule: every tensor decays except biases and norms, which are told by their
- * names. */
+/* transformers' rule: every tensor decays except biases and norms. transformers tells these by their
+ * names, so names decide here too, and not the roles of weights. */
 static bool decays(const char *name)
 {
     return strstr(name, "bias") == NULL && strstr(name, "layernorm") == NULL &&

@@ -71,7 +71,7 @@ static nbl_status fill_window(nbl__trainer *t, nbl__window *w, const nbl__epoch 
 /* ---- running ---- */
 
 /* Writes the seed of each layer's dropouts for a micro-batch. The graph adds a constant per mask
- * (arch/block.c). The seed depends on the layer, not on the index of the planned step. So every
+ * (arch/parts.h). The seed depends on the layer, not on the index of the planned step. So every
  * device and every plan, with recomputed layers or without, draws the same dropout. */
 static void set_seeds(nbl__trainer *t, int64_t epoch, int64_t batch)
 {
@@ -130,11 +130,9 @@ static nbl_status blame(nbl__trainer *t, const nbl__window *w, int64_t b)
     const nbl__node *node;
     NBL_TRY(choose_batch(t, w, b));
     NBL_TRY(nbl__plan_find_non_finite(&t->session.plan, &node));
-    char layer[64] = "";
-    if (node && node->layer >= 0) snprintf(layer, sizeof layer, "model.layers.%d: ", node->layer);
     nbl_status status = nbl__fail(t->ctx, NBL_ERROR_FORMAT,
-                                  "step %" PRId64 ": the loss is not finite; first in %s%s",
-                                  t->state.step + 1, layer, node ? node->name : "the loss itself");
+                                  "step %" PRId64 ": the loss is not finite; first in %s", t->state.step + 1,
+                                  node ? nbl__show_node(node).text : "the loss itself");
     return nbl__hint(t->ctx, status,
                      "a weight of that layer may be infinite or NaN, or the learning rate too high");
 }

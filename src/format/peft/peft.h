@@ -165,12 +165,16 @@ typedef struct nbl__peft_target {
  * The error names the first misfit; in inspection mode all are listed. */
 nbl_status nbl__peft_check(const nbl__peft *peft, const nbl__peft_target *targets, int64_t count);
 
-/* A tensor of the model: its Hugging Face name and logical shape. */
+/* A tensor of the model: its Hugging Face name and logical shape, and what its module is. */
 typedef struct nbl__peft_tensor {
     const char *name;
     int rank;
     const int64_t *shape;
+    nbl__peft_kind kind;
 } nbl__peft_tensor;
+/* The kind of a tensor's module by the name that Hugging Face's decoders have for it. For files whose
+ * architecture nibble need not know; a model in memory knows the roles of its weights. */
+nbl__peft_kind nbl__peft_kind_of(const char *name, int rank);
 
 /* Lists the modules of a decoder: one per tensor called ".weight". The list lives in the arena. */
 nbl_status nbl__peft_list_targets(nbl__arena *arena, const nbl__peft_tensor *tensors, int64_t count,

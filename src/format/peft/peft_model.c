@@ -1,6 +1,5 @@
 /* peft_model.c - checks an adapter against the tensors of a decoder. Used for a model in memory, a
- * folder that is merged and a model that is exported. Knows the Hugging Face names of embedding,
- * head and layers. */
+ * folder that is merged and a model that is exported. */
 #include "format/peft/peft.h"
 
 static const char weight[] = ".weight";
@@ -35,6 +34,13 @@ static nbl_status check_first_layer(const nbl__peft *peft, nbl__arena *arena, co
     return NBL_OK;
 }
 
+nbl__peft_kind nbl__peft_kind_of(const char *name, int rank)
+{
+    if (rank != 2) return NBL_PEFT_OTHER;
+    if (strcmp(name, "model.embed_tokens.weight") == 0) return NBL_PEFT_EMBEDDING;
+    return strcmp(name, "lm_head.weight") == 0 ? NBL_PEFT_HEAD : NBL_PEFT_LINEAR;
+}
+
 nbl_status nbl__peft_list_targets(nbl__arena *arena, const nbl__peft_tensor *tensors, int64_t count,
                                   nbl__peft_target **list, int64_t *target_count)
 {
@@ -47,13 +53,9 @@ nbl_status nbl__peft_list_targets(nbl__arena *arena, const nbl__peft_tensor *ten
         char *path = nbl__arena_strdup(arena, t->name);
         if (path == NULL) return NBL_ERROR_MEMORY;
         path[strlen(path) - strlen(weight)] = '\0';
-        bool matrix = t->rank == 2, embedding = strcmp(path, "model.embed_tokens") == 0;
-        nbl__peft_kind kind = !matrix                        ? NBL_PEFT_OTHER
-                              : embedding                    ? NBL_PEFT_EMBEDDING
-                              : strcmp(path, "lm_head") == 0 ? NBL_PEFT_HEAD
-                                                             : NBL_PEFT_LINEAR;
+        bool matrix = t->rank == 2, embedding = t->kind == NBL_PEFT_EMBEDDING;
         int64_t rows = t->rank ? t->shape[0] : 1, columns = matrix ? t->shape[1] : 0;
-        targets[found++] = (nbl__peft_target){path, kind, embedding ? columns : rows,
+        targets[found++] = (nbl__peft_target){path, t->kind, embedding ? columns : rows,
                                               embedding ? rows : columns};
     }
     *list = targets;

@@ -1,0 +1,16 @@
+/* archs.h - the list of architectures.
+ *
+ * arch.h and keys.c expand from it. A new architecture needs one line here and one definition of
+ * nbl__NAME (arch.h) in NAME.c. tests/docs_test.sh compares the documents' lists with it. */
+#ifndef NBL_ARCHS_H
+#define NBL_ARCHS_H
+
+#define NBL_ARCHS(X)                                                                                         \
+    X(llama)                                                                                                 \
+    X(mistral)                                                                                               \
+    X(qwen2)                                                                                                 \
+    X(qwen3)                                                                                                 \
+    X(gemma2)                                                                                                \
+    X(gemma3)
+
+#endif

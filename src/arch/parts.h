@@ -1,0 +1,102 @@
+/* parts.h - what the layers of architectures are made of.
+ *
+ * Each part is a plain function: it takes values and numbers, and adds nodes to b->g. What a run is
+ * for (nbl__build.mode) and what its device prefers (joined, joins_norms, split_mlp, pins) is known
+ * here and in no architecture. Names of modules are those of the checkpoint, without the layer's
+ * prefix: "self_attn.o_proj".
+ *
+ * The residual stream. Its sums are computed by the norms that follow them: a norm reads stream and
+ * addend, and writes the new stream and its norm in one node. A layer therefore reads
+ *
+ *     x = nbl__part_residual_norm(b, h, "input_layernorm");      h's sum, normalised
+ *     x = … attention …
+ *     nbl__part_residual_add(h, x);                              added by the next residual_norm
+ */
+#ifndef NBL_ARCH_PARTS_H
+#define NBL_ARCH_PARTS_H
+
+#include "arch/arch.h"
+
+/* ---- the residual stream and norms ---- */
+
+typedef struct nbl__residual {
+    nbl__value sum;    /* 0: nothing has been added */
+    nbl__value addend; /* to be added; 0: none */
+    int norms;         /* norms of the stream in the current layer so far */
+} nbl__residual;
+
+/* Adds what waits, and returns the RMSNorm of the stream. In a layer the stream is pinned here: at
+ * the layer's first norm, and at later ones if b->pins >= 2. */
+nbl__value nbl__part_residual_norm(nbl__build *b, nbl__residual *h, const char *name);
+/* h + x */
+void nbl__part_residual_add(nbl__residual *h, nbl__value x);
+/* RMSNorm of a value outside of the stream. */
+nbl__value nbl__part_norm(nbl__build *b, nbl__value x, const char *name);
+
+/* ---- linear layers ---- */
+
+/* Index of the dropout mask of a linear layer's adapter within its layer, the same however linear
+ * layers share nodes. An input adds the layer's seed (nbl__graph_seed_dropout). */
+typedef enum nbl__mask {
+    NBL_MASK_QKV = 0,
+    NBL_MASK_O = 3,
+    NBL_MASK_GATE_UP = 4,
+    NBL_MASK_DOWN = NBL_MASK_GATE_UP + NBL_MLP_DOWN
+} nbl__mask;
+
+/* y = x·Wᵀ (+ bias), with the module's adapter. This is what makes storage formats, LoRA and DoRA
+ * work on a linear layer. `role`: LINEAR, or EMBEDDING or HEAD for the head. */
+nbl__value nbl__part_linear(nbl__build *b, nbl__value x, const char *path, nbl__weight_role role, int64_t out,
+                            int64_t in, bool bias, nbl__mask mask);
+
+/* ---- attention ---- */
+
+/* The three values of attention, [tokens, heads · head_dim] or [tokens, heads, head_dim]. */
+typedef struct nbl__qkv {
+    nbl__value q, k, v;
+} nbl__qkv;
+
+/* How a layer attends. */
+typedef struct nbl__attending {
+    /* q and k have an RMSNorm on each head, "self_attn.q_norm" and "self_attn.k_norm" */
+    bool head_norms;
+    bool local_rope; /* rotates by b->local_rope instead of b->rope */
+    int64_t window;  /* tokens that a query sees, itself included; 0: all */
+    float scale;     /* of scores; 0: 1 / sqrt(head_dim) */
+    float softcap;   /* of scores; 0: none */
+} nbl__attending;
+
+/* Window and rope of a layer as the config has them for its type (sliding or full). */
+nbl__attending nbl__part_attending(const nbl__build *b, int64_t layer);
+/* q, k, v of x: the linear layers self_attn.q_proj, k_proj and v_proj in one node. */
+nbl__qkv nbl__part_qkv(nbl__build *b, nbl__value x, bool bias);
+/* Attention of q, k, v, however these were made: norms of heads, RoPE, the cache of a layer, and
+ * softmax attention. Returns [tokens, heads · head_dim]. */
+nbl__value nbl__part_attention(nbl__build *b, nbl__qkv qkv, int64_t layer, const nbl__attending *how);
+/* The linear layer self_attn.o_proj. */
+nbl__value nbl__part_attention_output(nbl__build *b, nbl__value x, bool bias);
+
+/* ---- feed-forward ---- */
+
+/* down(act(gate(x))·up(x)): the linear layers mlp.gate_proj, up_proj and down_proj, with d->act. */
+nbl__value nbl__part_gated_mlp(nbl__build *b, nbl__value x, bool bias);
+/* down(act(gate)·up) of values, however these were made. */
+nbl__value nbl__part_gated_down(nbl__build *b, nbl__value gate, nbl__value up, bool bias);
+
+/* ---- whole layers that several architectures have ---- */
+
+/* llama.c */
+void nbl__llama_layer(nbl__build *b, nbl__residual *h, int64_t layer);
+
+/* ---- weights ---- */
+
+/* A matrix of the model, by its full name. The embedding is one value for all its users, so that a
+ * tied head and the look-up add to the same gradient. */
+nbl__value nbl__part_weight(nbl__build *b, const char *name, nbl__weight_role role, int64_t rows,
+                            int64_t columns);
+/* Checks that the model has a tensor of this shape. Otherwise b->problems gets a line. Returns the
+ * tensor, or an empty stand-in; NULL only if memory has run out. */
+const nbl_weight *nbl__part_tensor(nbl__build *b, const char *name, nbl__weight_role role, int rank,
+                                   int64_t rows, int64_t columns);
+
+#endif
