@@ -14,7 +14,7 @@
 #include <stdlib.h>
 
 #include "model/language_model.h"
-#include "device/cuda/cuda.h"
+#include "device/device.h"
 
 /* Only packed, frozen matrices of layers qualify. The embedding dequantizes only the rows that it
  * looks up; a trained weight is a dense parameter already. */
@@ -69,7 +69,7 @@ uint64_t nbl__embedding_on_host(nbl_model *m, bool yes)
 {
     static const char name[] = "model.embed_tokens.weight";
     struct nbl__weight_entry *entry = nbl__model_find(m, name);
-    if (entry == NULL || m->decoder.tied || nbl__model_trains(m, name) || nbl__cuda_of(m->ctx) == NULL)
+    if (entry == NULL || m->decoder.tied || nbl__model_trains(m, name) || !nbl__device_of(m->ctx)->reads_host)
         return 0;
     uint64_t spared = yes != entry->on_host ? nbl__weight_bytes(&entry->weight) : 0;
     entry->on_host = yes;
