@@ -360,8 +360,8 @@ static void beside_nan(const shape *s, const problem *packed, problem *again, co
 static void test_shape(const shape *s, int dtype, bool with_reference)
 {
     const nbl__family *family = nbl__family_find("attention");
-    const nbl__impl *const *forward = nbl__cuda_impls(&nbl__attention_family.forward),
-                           *const *backward = nbl__cuda_impls("attention_backward");
+    const nbl__impl *const *forward = nbl__cuda_impls(&family->forward), *const *backward = nbl__cuda_impls(
+                                                                             &family->backward);
     for (int i = 0; forward[i]; i++) {
         problem p, again, skewed;
         char name[200], which[400];
@@ -501,9 +501,9 @@ static void test_faults(void)
 {
     static const shape small = {{20, 20}, 2, 1, 64, true, false, 0, 0, 0, false};
     static const int32_t bad[5][3] = {{1, 20, 40}, {0, 41, 40}, {0, 20, 39}, {0, -5, 40}, {0, 20, 1 << 30}};
-    const nbl__impl *const *forward = nbl__cuda_impls(&nbl__attention_family.forward),
-                           *const *backward = nbl__cuda_impls("attention_backward");
     const nbl__family *family = nbl__family_find("attention");
+    const nbl__impl *const *forward = nbl__cuda_impls(&family->forward), *const *backward = nbl__cuda_impls(
+                                                                             &family->backward);
     problem p;
     make_problem(&small, NBL_DTYPE_BF16, 0, &p);
     for (int i = 0; forward[i]; i++)
@@ -585,7 +585,7 @@ static double time_of(const nbl__op *op, const nbl__impl *impl, void *const *arg
     int runs = 3;
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i <= runs; i++) {
-            cudaEventRecord(marks[i], device->stream);
+            cudaEventRecord(marks[i], nbl__cuda_of(gpu)->stream);
             if (i < runs) NIBBLE(gpu, nbl__op_run(gpu, op, impl, arguments[i % sets], scratch, bytes));
         }
         NIBBLE(gpu, device->wait(gpu, "bench"));
@@ -602,8 +602,8 @@ static double time_of(const nbl__op *op, const nbl__impl *impl, void *const *arg
 static void bench_shape(const shape *s, nbl_dtype dtype, const char *only)
 {
     const nbl__family *family = nbl__family_find("attention");
-    const nbl__impl *const *forward = nbl__cuda_impls(&nbl__attention_family.forward),
-                           *const *backward = nbl__cuda_impls("attention_backward");
+    const nbl__impl *const *forward = nbl__cuda_impls(&family->forward), *const *backward = nbl__cuda_impls(
+                                                                             &family->backward);
     problem p;
     int32_t at[8];
     int count = sequences_of(s, at);

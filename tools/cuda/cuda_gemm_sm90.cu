@@ -236,7 +236,7 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
                      (add_old<<<1024, 256>>>(sums[0], c->m, c->n, static_cast<const T *>(from), ld, beta)));
     }
     CUDA(cudaDeviceSynchronize());
-    const char *why = nbl__gemm_sm90_can(t->call.cuda, &p);
+    const char *why = nbl__gemm_sm90_can(nbl__call_cuda(&t->call), &p);
     if (why != NULL) stop("nbl__hopper_can", why, __LINE__);
     for (int turn = 0; turn < 2; turn++) {
         for (int i = 0; i < count; i++)
@@ -316,7 +316,7 @@ void run_parts(tester *t, int64_t m, bool straight, int variant)
         NIBBLE(nbl__gemm_sm90_run(&t->call, &one));
         ones[i] = one.c;
     }
-    const char *why = nbl__gemm_sm90_can(t->call.cuda, &all);
+    const char *why = nbl__gemm_sm90_can(nbl__call_cuda(&t->call), &all);
     if (why != NULL) stop("nbl__hopper_can", why, __LINE__);
     NIBBLE(nbl__gemm_sm90_run(&t->call, &all));
     NIBBLE(t->call.device->wait(t->call.ctx, "hopper"));
@@ -411,7 +411,7 @@ void run_exponentials(tester *t, int64_t m, int64_t n, int64_t k, int variant)
     const char *wrong = NULL;
     for (int turn = 0; turn < 3 && wrong == NULL; turn++) {
         p.c = turn < 2 ? memory : NULL;
-        const char *why = nbl__gemm_sm90_can(t->call.cuda, &p);
+        const char *why = nbl__gemm_sm90_can(nbl__call_cuda(&t->call), &p);
         if (why != NULL) stop("nbl__hopper_can", why, __LINE__);
         CUDA(cudaMemset(memory, 0xff, static_cast<size_t>(bytes)));
         for (int64_t y = 0; y < m; y++) powers[y] = 7;

@@ -113,7 +113,7 @@ nbl__call call_of(const char *op)
     nbl__call call = {};
     call.ctx = ctx;
     call.op = op;
-    call.cuda = cuda;
+    call.device = &cuda->device;
     return call;
 }
 

@@ -202,7 +202,7 @@ void time_head(nbl_context *ctx, const char *model, int64_t hidden, int64_t voca
     g.b_transposed = true;
     g.alpha = 1;
     CUDA(cudaMalloc(&g.c, static_cast<size_t>(g.m * g.n) * 4));
-    double alone = median_of(static_cast<cudaStream_t>(call.cuda->stream),
+    double alone = median_of(static_cast<cudaStream_t>(nbl__call_cuda(&call)->stream),
                              [&] { NIBBLE(nbl__cuda_gemm(&call, &g)); });
     double rate = one * 1024 / TOKENS / alone * 1e-12;
     printf("%s: %d tokens x %" PRId64 " x %" PRId64 "\n", model, TOKENS, hidden, vocabulary);
