@@ -1,9 +1,9 @@
 /* device.h - what the graph, the operators' dispatch, models, generation and training may ask of the device that a
  * context runs on.
  *
- * A device is this struct. device/cpu_device.c has the CPU's, which every context starts with. A backend is a folder beside it
- * that fills in another one and installs it with nbl__context_set_device. Nothing outside of that folder and of the
- * backend's implementations of operators says its name: other code calls functions of the struct, or weighs its facts.
+ * A device is this struct. Every context starts with the CPU's (device/cpu_device.c). A backend is a folder beside it that
+ * fills in another one and installs it with nbl__context_set_device. Nothing outside of that folder and of the backend's
+ * implementations of operators says its name: other code calls functions of the struct, or weighs its facts.
  *
  *     memory       where tensors of operators lie; the host may not touch it if `separate_memory`
  *     order        operators, copies and fills happen in the order in which they are called. An `asynchronous` device
@@ -57,12 +57,12 @@ typedef struct nbl__device {
 
     /* NULL and a recorded failure if there is none. Size 0 gives a valid pointer. `cleared`: zeroed, in order. */
     void *(*alloc)(nbl_context *ctx, size_t bytes, bool cleared);
-    void (*free)(nbl_context *ctx, void *memory, size_t bytes); /* NULL is allowed */
+    void (*free)(nbl_context *ctx, void *memory, size_t bytes); /* waits for its users; NULL is allowed */
     /* Bytes that could be had now, less what is the system's to keep; 0: unknown. */
     uint64_t (*left)(nbl_context *ctx);
     /* Memory of the host that copies run fast from and to; not cleared. */
     void *(*alloc_host)(nbl_context *ctx, size_t bytes);
-    void (*free_host)(nbl_context *ctx, void *host, size_t bytes); /* NULL is allowed */
+    void (*free_host)(nbl_context *ctx, void *host, size_t bytes); /* waits as well; NULL is allowed */
     /* Scratch of one operator call outside of plans; valid until the next one. Return it after the call. */
     nbl_status (*borrow_scratch)(nbl_context *ctx, const char *op, size_t bytes, void **scratch);
     void (*return_scratch)(nbl_context *ctx, void *scratch, size_t bytes);

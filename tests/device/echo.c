@@ -391,8 +391,15 @@ static nbl_status enqueue(const nbl__call *call, const void *arguments, int row)
         return enqueue(call, arguments, row);                                                                \
     }
 RUN(0)
-RUN(1) RUN(2) RUN(3) RUN(4) RUN(5) RUN(6)
-    RUN(7) typedef nbl_status (*run_fn)(const nbl__call *call, const void *arguments);
+RUN(1)
+RUN(2)
+RUN(3)
+RUN(4)
+RUN(5)
+RUN(6)
+RUN(7)
+
+typedef nbl_status (*run_fn)(const nbl__call *call, const void *arguments);
 static const run_fn runs[IMPLS] = {run_0, run_1, run_2, run_3, run_4, run_5, run_6, run_7};
 
 /* The CPU's rows of each operator, with `run` replaced. Filled at the first use. */
