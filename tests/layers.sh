@@ -7,6 +7,9 @@
 #   names    no two files under src/ have the same name
 #   length   no file of src/ and cli/ has more than 800 lines (the public interface is one header, however long)
 #   silence  nothing under src/ prints, exits or aborts
+#   devices  the word cuda is in no identifier and no #include of src/, except in src/device/cuda, in the CUDA
+#            implementations of operators (src/ops: cuda/, *.cu, *.cuh, *_cuda.c, *_cuda.h) and where src/run calls
+#            functions of the public header for `device: auto`
 #
 #   tests/layers.sh [ROOT]      (default: the repository this script lies in)
 #
@@ -36,7 +39,20 @@ check() (
     awk -v layers="$layers" "$code_of"'
         function complain(text) { print FILENAME ":" FNR ": " text; bad = 1 }
 
+        # Does this file belong to a backend?
+        function is_backend(file) {
+            return file ~ /^src\/device\/cuda\// || (file ~ /^src\/ops\// && file ~ /\/cuda\/|\.cuh?$|_cuda\.[ch]$/)
+        }
+
+        # `code` without what may name a device.
+        function nameless(code) {
+            if (layer == "run") gsub(/nbl_cuda_[a-z_]*/, "", code)
+            return tolower(code)
+        }
+
         function check_include(name, quoted,    first) {
+            if (top == "src" && !is_backend(FILENAME) && tolower(name) ~ /cuda/)
+                complain("only a backend may name a device: " name)
             first = index(name, "/") ? substr(name, 1, index(name, "/") - 1) : ""
             if (name == "nibble.h") return
             if (top == "cli") {
@@ -79,6 +95,8 @@ check() (
         }
         {
             code = code_of($0)
+            if (top == "src" && !is_backend(FILENAME) && nameless(code) ~ /cuda/)
+                complain("only a backend may name a device: " $0)
             if (top == "src" &&
                 code ~ /(^|[^A-Za-z0-9_.>])((v?printf|puts|putchar|perror|_?exit|_Exit|quick_exit|abort)[ \t]*\(|(stdout|stderr)([^A-Za-z0-9_]|$))/)
                 complain("the library does not print, exit or abort: " $0)
@@ -97,15 +115,15 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 failures=0
 
-# Copies the tree, writes standard input to the file $1 of the copy and expects a complaint that contains $2; with an
+# Copies a part of the tree, writes standard input to the file $1 of the copy and expects a complaint that contains $2; with an
 # empty $2 it expects none.
 expect() {
     local said
     rm -rf "$scratch/tree"
     mkdir "$scratch/tree"
-    for folder in src include cli; do
-        [ ! -d "$root/$folder" ] || cp -R "$root/$folder" "$scratch/tree"
-    done
+    mkdir "$scratch/tree/src"
+    cp -R "$root/include" "$scratch/tree"
+    cp -R "$root/src/base" "$scratch/tree/src" # a layer is enough: rules are about names
     mkdir -p "$(dirname "$scratch/tree/$1")"
     cat >"$scratch/tree/$1"
     if said=$(check "$scratch/tree"); then
@@ -129,6 +147,14 @@ expect src/base/planted.c "does not print" <<<'void f(void) { printf("x"); }'
 expect src/base/planted.c "does not print" <<<'void f(void) { fputs("x", stderr); }'
 expect src/base/planted.c "does not print" <<<'void f(void) { /* no */ exit (1); }'
 expect src/base/planted.c "does not print" <<<'void f(void) { if (f) abort(); }'
+expect src/graph/planted.c "only a backend" <<<'#include "device/cuda/cuda.h"'
+expect src/ops/planted.c "only a backend" <<<'void f(void) { nbl__cuda_wait(0, ""); }'
+expect src/train/planted.c "only a backend" <<<'bool f(void) { return nbl_cuda_usable(NULL); }'
+expect src/model/planted.h "only a backend" <<<'enum { NBL_CUDA_THING };'
+expect src/run/planted.c "only a backend" <<<'void f(void) { nbl__cuda_wait(0, ""); }'
+expect src/run/planted.c "" <<<'bool f(void) { return nbl_cuda_usable(NULL); } // cuda'
+expect src/ops/norm/planted.cu "" <<<'void f(void) { cudaFree(0); }'
+expect src/ops/norm/planted_cuda.h "" <<<'#include "device/cuda/cuda.h"'
 expect src/dist/planted.c "" <<'C'
 /* printf("x"); #include "nowhere.h"
    exit(1); stderr */

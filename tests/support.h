@@ -17,6 +17,10 @@
 
 #include "nibble.h"
 
+#ifdef TEST_ECHO /* the programs that are linked with device/echo.c */
+void echo_install(nbl_context *ctx);
+#endif
+
 /* On the device that NIBBLE_TEST_DEVICE names, if it does; where there is none, the program is skipped. */
 static inline nbl_context *new_context_with(int threads)
 {
@@ -28,6 +32,9 @@ static inline nbl_context *new_context_with(int threads)
         printf("skipped: %s\n", nbl_error_message(ctx));
         exit(77);
     }
+#ifdef TEST_ECHO
+    if (device && strcmp(device, "echo") == 0) echo_install(ctx);
+#endif
     return ctx;
 }
 

@@ -116,10 +116,11 @@ nbl_status nbl__progress_poll_here(nbl_context *ctx, const char *what);
 nbl_isa nbl__isa(const nbl_context *ctx);
 /* The value of NIBBLE_IMPL when the context was created; NULL if unset. */
 const char *nbl__forced_impl(const nbl_context *ctx);
-/* The device of the context, or NULL: an nbl__cuda (device/cuda/cuda.h). Set at most once;
- * `close` is called when the context is destroyed. */
-void *nbl__accelerator(const nbl_context *ctx);
-void nbl__set_accelerator(nbl_context *ctx, void *accelerator, void (*close)(void *accelerator));
+/* The device (device/device.h) that was set; NULL: none, the context runs on the CPU. Set at most
+ * once. `close` is called when the context is destroyed. Users call nbl__device_of. */
+struct nbl__device *nbl__context_device(const nbl_context *ctx);
+void nbl__context_set_device(nbl_context *ctx, struct nbl__device *device,
+                             void (*close)(struct nbl__device *device));
 /* Head of the context's list of mapped files; used by file.c only. */
 struct nbl__mapping **nbl__context_mappings(nbl_context *ctx);
 /* Fault injection for tests: output.c asks nbl__write_allowed before each change of the disk.

@@ -40,8 +40,8 @@ struct nbl_context {
     nbl__pool pool;
     struct nbl__mapping *mappings;
 
-    void *accelerator;
-    void (*close_accelerator)(void *accelerator);
+    struct nbl__device *device;
+    void (*close_device)(struct nbl__device *device);
 };
 
 /* ---- names ---- */
@@ -108,7 +108,7 @@ void nbl_context_destroy(nbl_context *ctx)
 {
     if (ctx == NULL) return;
     /* The device goes first: closing it may still use the context. */
-    if (ctx->accelerator) ctx->close_accelerator(ctx->accelerator);
+    if (ctx->device) ctx->close_device(ctx->device);
     nbl__pool_close(&ctx->pool);
     pthread_mutex_destroy(&ctx->lock);
     nbl_allocator allocator = ctx->options.allocator;
@@ -135,15 +135,16 @@ const char *nbl__forced_impl(const nbl_context *ctx)
     return ctx->impl[0] ? ctx->impl : NULL;
 }
 
-void *nbl__accelerator(const nbl_context *ctx)
+struct nbl__device *nbl__context_device(const nbl_context *ctx)
 {
-    return ctx->accelerator;
+    return ctx->device;
 }
 
-void nbl__set_accelerator(nbl_context *ctx, void *accelerator, void (*close)(void *accelerator))
+void nbl__context_set_device(nbl_context *ctx, struct nbl__device *device,
+                             void (*close)(struct nbl__device *device))
 {
-    ctx->accelerator = accelerator;
-    ctx->close_accelerator = close;
+    ctx->device = device;
+    ctx->close_device = close;
 }
 
 struct nbl__mapping **nbl__context_mappings(nbl_context *ctx)

@@ -157,7 +157,7 @@ static nbl_status measure_values(nbl__plan *plan, nbl__piece **order, int *count
     return NBL_OK;
 }
 
-/* The bytes that a forward step keeps for the backward step of its node (nbl__cuda_kept) live
+/* The bytes that a forward step keeps for the backward step of its node (nbl__device.kept) live
  * from the last forward step of that node, a recomputing copy included, to the backward step. */
 static void measure_kept(const nbl__plan *plan, nbl__piece *kept, nbl__piece **order, int *count)
 {

@@ -9,7 +9,7 @@
  * recomputation and offload add to the graph are dropped by resetting graph->value_count. */
 #include "graph/plan.h"
 
-#include "device/cuda/cuda.h"
+#include "device/device.h"
 
 /* ---- the schedule ---- */
 
@@ -80,12 +80,11 @@ nbl_status nbl__plan_infer(nbl__plan *plan, bool prepare, nbl__address_fn addres
  * backward. */
 static nbl_status choose_all(nbl__plan *plan, nbl__planned_step *steps, int count)
 {
+    const nbl__device *device = nbl__device_of(plan->ctx);
     for (int i = 0; i < count; i++) {
         NBL_TRY(nbl__op_choose(plan->ctx, steps[i].op, steps[i].arguments, NULL, &steps[i].impl));
         steps[i].scratch = nbl__op_scratch(plan->ctx, steps[i].impl, steps[i].arguments);
-        steps[i].kept = 0;
-        if (nbl__cuda_of(plan->ctx) && !steps[i].backward)
-            steps[i].kept = nbl__cuda_kept(steps[i].impl, steps[i].arguments);
+        steps[i].kept = steps[i].backward ? 0 : device->kept(steps[i].impl, steps[i].arguments);
     }
     return NBL_OK;
 }

@@ -69,14 +69,14 @@ typedef struct nbl__planned_step {
     void *arguments;
     const nbl__impl *impl;
     size_t scratch, scratch_offset;
-    /* bytes that a forward kernel leaves for its backward kernel on a device (nbl__cuda_kept);
-     * set in both steps */
+    /* bytes that a forward kernel leaves for its backward kernel (nbl__device.kept); set in both
+     * steps */
     size_t kept, kept_offset;
     /* all zero; while a run without backward lasts, what the arguments have in other runs */
     nbl__forward_attrs other;
 } nbl__planned_step;
 
-/* A CUDA graph captured from one run of the schedule. The plan keeps the
+/* A graph that a device captured from one run of the schedule. The plan keeps the
  * NBL_PLAN_CAPTURED_GRAPHS most recently used ones. */
 enum { NBL_PLAN_CAPTURED_GRAPHS = 4 };
 typedef struct nbl__captured_graph {
@@ -104,14 +104,14 @@ typedef struct nbl__plan {
     size_t bytes[NBL_MEMORY_COUNT];
     /* bytes of `run` that hold saved values: written in forward, read in backward */
     size_t saved_bytes;
-    /* NULL before nbl__plan_bind; device memory where there is a device */
+    /* NULL before nbl__plan_bind; memory of the device */
     uint8_t *memory[NBL_MEMORY_COUNT];
     bool borrowed[NBL_MEMORY_COUNT];
     /* Host memory for offloaded values (offload.c). Not counted by nbl__plan_total. */
     size_t host_bytes;
     uint8_t *host;
-    /* With a device: host copy of `inputs`, which the caller writes and reads. Borrowed along
-     * with `inputs`. */
+    /* If the device's memory is separate: host copy of `inputs`, which the caller writes and reads.
+     * Borrowed along with `inputs`. */
     uint8_t *mirror;
     nbl__captured_graph captured_graphs[NBL_PLAN_CAPTURED_GRAPHS];
     int64_t runs;
@@ -155,8 +155,8 @@ nbl_status nbl__plan_bind(nbl__plan *plan, const nbl__plan *shared);
  * that was made with options.with = this plan. Gradients are still allocated here. `host` must
  * outlive this plan. A run of one plan may overwrite the inputs and results of the other. */
 nbl_status nbl__plan_join(nbl__plan *plan, const nbl__plan *host);
-/* The address of a value as operators see it; valid after nbl__plan_bind. With a device it is
- * device memory, which the host must not dereference (device/device_memory.h). */
+/* The address of a value as operators see it; valid after nbl__plan_bind. It is memory of the
+ * device, which the host may not dereference (device/device_memory.h). */
 void *nbl__plan_address(const nbl__plan *plan, nbl__value value);
 /* The host address of an input (to write before a run) or a result (to read after it). */
 void *nbl__plan_data(const nbl__plan *plan, nbl__value value);
@@ -179,9 +179,9 @@ nbl_status nbl__plan_prepare(nbl__plan *plan);
 /* Runs all steps and returns when the results can be read. Fails with NBL_ERROR_CANCELLED if the
  * progress callback says so, and with NBL_ERROR_IO if a mapped weight file has changed. */
 nbl_status nbl__plan_run(nbl__plan *plan);
-/* With a device: enqueues a run and returns once the inputs are copied, so the caller may write
- * the next inputs. Results stay on the device: nbl__memory_fetch reads them from
- * nbl__plan_address. Without a device: the same as nbl__plan_run. */
+/* Enqueues a run and returns once the inputs are copied, so the caller may write the next inputs.
+ * Results stay on the device: nbl__memory_fetch reads them from nbl__plan_address. On the CPU the
+ * run is complete. */
 nbl_status nbl__plan_run_later(nbl__plan *plan);
 /* Runs the forward steps only, without dropout: results are written, gradients are not. */
 nbl_status nbl__plan_run_forward(nbl__plan *plan);
@@ -204,7 +204,7 @@ nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step);
 /* Runs step i of a run of the first `count` steps, in order. The kernel is told its two
  * neighbours, so that it can fuse with them (nbl__around). */
 nbl_status nbl__plan_run_in_order(nbl__plan *plan, int i, int count);
-/* profile.c: runs the first `count` steps on a device and logs the time of each operator. */
+/* profile.c: runs the first `count` steps and logs the time of each operator. */
 nbl_status nbl__plan_profile(nbl__plan *plan, int count);
 
 /* ---- offsets.c ---- */

@@ -1,26 +1,26 @@
 /* plan_run.c - binds a plan to memory and runs it. See plan.h.
  *
- * CPU: steps run one after the other; the progress callback is called before each of them.
- *
- * Device: inputs and results also have host memory (plan->mirror), which the caller writes and
- * reads.
- *
  *     nbl__plan_run        copy inputs → steps → copy results → wait until done
  *     nbl__plan_run_later  copy inputs → record event → steps; wait only for the event
  *
- * A run is identified by a hash of all arguments of its steps (plan->key): shapes and attributes
- * are part of them. A key seen for the first time runs uncaptured. The second time the run is
- * captured as a CUDA graph. After that it is replayed as one launch. A scalar that changes at every
- * step is therefore an input in the plan's memory, not an attribute: dropout's seeds, the loss's
- * denominator, the loss scale (dloss). An attribute that changed at every step would prevent
- * replay. */
+ * What the device's facts change (device/device.h):
+ *
+ *     separate_memory  inputs and results also have host memory (plan->mirror), which the caller
+ *                      writes and reads. Otherwise there is nothing to copy.
+ *     asynchronous     the progress callback is called once per run; otherwise before each step.
+ *     captures         a run that comes again is replayed. A run is identified by a hash of all
+ *                      arguments of its steps (plan->key): shapes and attributes are part of them.
+ *                      A key seen for the first time runs uncaptured. The second time the run is
+ *                      captured as a graph. After that it is replayed as one launch. A scalar
+ *                      that changes at every step is therefore an input in the plan's memory, not
+ *                      an attribute: dropout's seeds, the loss's denominator, the loss scale
+ *                      (dloss). An attribute that changed at every step would prevent replay. */
 #include <math.h>
 
 #include "base/file/file.h"
 #include "base/hash.h"
 #include "graph/plan.h"
 #include "ops/elementwise/offload_copy.h"
-#include "device/cuda/cuda.h"
 #include "device/device_memory.h"
 
 /* ---- memory ---- */
@@ -46,12 +46,11 @@ void *nbl__plan_data(const nbl__plan *plan, nbl__value value)
 
 /* Allocates pinned host memory for offloaded values and writes its address into the offload
  * steps. */
-static nbl_status bind_host(nbl__plan *plan, nbl__cuda *cuda)
+static nbl_status bind_host(nbl__plan *plan, const nbl__device *device)
 {
     if (plan->host_bytes == 0) return NBL_OK;
-    if (cuda) NBL_TRY(nbl__cuda_offload_open(cuda));
-    plan->host = cuda ? nbl__cuda_alloc_host(cuda, plan->host_bytes)
-                      : nbl__alloc(plan->ctx, plan->host_bytes);
+    NBL_TRY(device->offload_open(plan->ctx));
+    plan->host = device->alloc_host(plan->ctx, plan->host_bytes);
     if (plan->host == NULL) return NBL_ERROR_MEMORY;
     for (int i = 0; i < plan->step_count; i++) {
         if (plan->steps[i].node->family != &nbl__offload_copy_family) continue;
@@ -66,7 +65,7 @@ static nbl_status bind_host(nbl__plan *plan, nbl__cuda *cuda)
  * equal sizes; inputs and run memory must fit. */
 static nbl_status bind_to(nbl__plan *plan, const nbl__plan *host, bool all)
 {
-    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
+    const nbl__device *device = nbl__device_of(plan->ctx);
     for (int i = 0; i < NBL_MEMORY_COUNT; i++) {
         /* kept: of the model; turns: shared by plans that run in turns */
         bool kept = i == NBL_MEMORY_PARAMETERS || i == NBL_MEMORY_STATES;
@@ -82,15 +81,14 @@ static nbl_status bind_to(nbl__plan *plan, const nbl__plan *host, bool all)
         plan->memory[i] = host->memory[i];
     }
     /* The mirror has the layout of the inputs class, so it is shared exactly if that is. */
-    if (cuda && plan->borrowed[NBL_MEMORY_INPUTS]) {
+    if (device->separate_memory && plan->borrowed[NBL_MEMORY_INPUTS]) {
         plan->mirror = host->mirror;
-    } else if (cuda) {
-        plan->mirror = nbl__cuda_alloc_host(cuda, plan->bytes[NBL_MEMORY_INPUTS]);
+    } else if (device->separate_memory) {
+        plan->mirror = nbl__memory_alloc_host(plan->ctx, plan->bytes[NBL_MEMORY_INPUTS]);
         if (plan->mirror == NULL) return NBL_ERROR_MEMORY;
-        memset(plan->mirror, 0, plan->bytes[NBL_MEMORY_INPUTS]);
     }
     /* All addresses are known now: write them into the arguments of all steps. */
-    NBL_TRY(bind_host(plan, cuda));
+    NBL_TRY(bind_host(plan, device));
     return nbl__plan_infer(plan, true, address);
 }
 
@@ -106,13 +104,13 @@ nbl_status nbl__plan_join(nbl__plan *plan, const nbl__plan *host)
 
 void nbl__plan_unbind(nbl__plan *plan)
 {
-    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
+    const nbl__device *device = nbl__device_of(plan->ctx);
     /* Captured graphs refer to the memory that is freed below. */
     for (int i = 0; i < NBL_PLAN_CAPTURED_GRAPHS; i++)
-        if (plan->captured_graphs[i].graph) nbl__cuda_graph_free(cuda, plan->captured_graphs[i].graph);
-    if (plan->mirror && !plan->borrowed[NBL_MEMORY_INPUTS]) nbl__cuda_free_host(cuda, plan->mirror);
-    if (cuda) nbl__cuda_free_host(cuda, plan->host);
-    else nbl__free(plan->ctx, plan->host, plan->host_bytes);
+        if (plan->captured_graphs[i].graph) device->graph_free(plan->ctx, plan->captured_graphs[i].graph);
+    if (plan->mirror && !plan->borrowed[NBL_MEMORY_INPUTS])
+        device->free_host(plan->ctx, plan->mirror, plan->bytes[NBL_MEMORY_INPUTS]);
+    device->free_host(plan->ctx, plan->host, plan->host_bytes);
     for (int i = 0; i < NBL_MEMORY_COUNT; i++)
         if (!plan->borrowed[i]) nbl__memory_free(plan->ctx, plan->memory[i], plan->bytes[i]);
 }
@@ -154,29 +152,41 @@ nbl_status nbl__plan_run_in_order(nbl__plan *plan, int i, int count)
     return run_between(plan, &steps[i], around);
 }
 
+/* Calls the progress callback, which may cancel. */
+static nbl_status poll(const nbl__plan *plan)
+{
+    return nbl__progress_poll(plan->ctx, "computing");
+}
+
 static nbl_status run_steps(nbl__plan *plan, int count)
 {
-    for (int i = 0; i < count; i++) NBL_TRY(nbl__plan_run_in_order(plan, i, count));
+    bool polls = !nbl__device_of(plan->ctx)->asynchronous;
+    for (int i = 0; i < count; i++) {
+        if (polls) NBL_TRY(poll(plan));
+        NBL_TRY(nbl__plan_run_in_order(plan, i, count));
+    }
     return NBL_OK;
 }
 
 /* Copies bytes [begin, end) of the inputs class: to the device for inputs, to the host for
  * results. */
-static nbl_status move_span(const nbl__plan *plan, nbl__cuda *cuda, nbl__kind kind, size_t begin, size_t end)
+static nbl_status move_span(const nbl__plan *plan, nbl__kind kind, size_t begin, size_t end)
 {
-    uint8_t *device = plan->memory[NBL_MEMORY_INPUTS] + begin, *host = plan->mirror + begin;
+    const nbl__device *device = nbl__device_of(plan->ctx);
+    uint8_t *memory = plan->memory[NBL_MEMORY_INPUTS] + begin, *host = plan->mirror + begin;
     if (begin == end) return NBL_OK;
-    return kind == NBL_KIND_INPUT ? nbl__cuda_write_later(cuda, device, host, end - begin)
-                                  : nbl__cuda_read_later(cuda, host, device, end - begin);
+    return kind == NBL_KIND_INPUT ? device->write_later(plan->ctx, memory, host, end - begin)
+                                  : device->read_later(plan->ctx, host, memory, end - begin);
 }
 
 /* Copies all inputs to the device, or all results to the host, at their current sizes. Values
  * separated by nothing but padding (offsets are multiples of 64) go in one copy: a copy of a few
  * bytes takes as long as one of a page. */
-static nbl_status move_ends(nbl__plan *plan, nbl__cuda *cuda, nbl__kind kind)
+static nbl_status move_ends(const nbl__plan *plan, nbl__kind kind)
 {
     enum { PADDING = 63 };
     size_t begin = 0, end = 0;
+    if (plan->mirror == NULL) return NBL_OK;
     for (nbl__value v = 1; v <= plan->value_count; v++) {
         const nbl__value_info *info = &plan->graph->values[v];
         uint64_t bytes;
@@ -187,12 +197,12 @@ static nbl_status move_ends(nbl__plan *plan, nbl__cuda *cuda, nbl__kind kind)
         /* Copy the collected span if this value does not follow it directly. */
         size_t at = plan->offset[v];
         if (begin == end || at < end || at - end > PADDING) {
-            NBL_TRY(move_span(plan, cuda, kind, begin, end));
+            NBL_TRY(move_span(plan, kind, begin, end));
             begin = at;
         }
         end = at + (size_t)bytes;
     }
-    return move_span(plan, cuda, kind, begin, end);
+    return move_span(plan, kind, begin, end);
 }
 
 /* A run of the first `count` steps; `ends`: including the copies of inputs and results. */
@@ -209,20 +219,20 @@ uint64_t nbl__plan_key(const nbl__plan *plan, int count, bool ends)
     return key ? key : 1;
 }
 
-/* Enqueues the run on the device's stream. `profiled`: with timers between the steps. */
-static nbl_status enqueue(nbl__plan *plan, nbl__cuda *cuda, part p, bool profiled)
+/* Calls, in order, all that a run consists of. `profiled`: with timers between the steps. */
+static nbl_status enqueue(nbl__plan *plan, part p, bool profiled)
 {
-    if (p.ends) NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
+    if (p.ends) NBL_TRY(move_ends(plan, NBL_KIND_INPUT));
     NBL_TRY(profiled ? nbl__plan_profile(plan, p.count) : run_steps(plan, p.count));
-    return p.ends ? move_ends(plan, cuda, NBL_KIND_RESULT) : NBL_OK;
+    return p.ends ? move_ends(plan, NBL_KIND_RESULT) : NBL_OK;
 }
 
-/* Captures the run as a CUDA graph. Capturing enqueues nothing. */
-static nbl_status record(nbl__plan *plan, nbl__cuda *cuda, part p, void **graph)
+/* Captures the run as a graph. Capturing enqueues nothing. */
+static nbl_status record(nbl__plan *plan, const nbl__device *device, part p, void **graph)
 {
-    NBL_TRY(nbl__cuda_capture_begin(cuda));
-    nbl_status status = enqueue(plan, cuda, p, false);
-    nbl_status ended = nbl__cuda_capture_end(cuda, status == NBL_OK, graph);
+    NBL_TRY(device->capture_begin(plan->ctx));
+    nbl_status status = enqueue(plan, p, false);
+    nbl_status ended = device->capture_end(plan->ctx, status == NBL_OK, graph);
     return status != NBL_OK ? status : ended;
 }
 
@@ -232,10 +242,10 @@ void nbl__plan_touch(nbl__plan *plan)
 }
 
 /* Enqueues a run: replays its captured graph if there is one, else captures or enqueues it. */
-static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, part p)
+static nbl_status launch(nbl__plan *plan, part p)
 {
-    /* debugging waits after each kernel, which a captured graph cannot do */
-    if (cuda->debugs) return enqueue(plan, cuda, p, false);
+    const nbl__device *device = nbl__device_of(plan->ctx);
+    if (!device->captures) return enqueue(plan, p, false);
     /* Hashing takes a while in large plans, so the key is cached until something changes. */
     if (plan->key == 0 || plan->key_count != p.count || plan->key_ends != p.ends)
         plan->key = nbl__plan_key(plan, p.count, p.ends);
@@ -244,7 +254,7 @@ static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, part p)
     uint64_t key = plan->key;
     nbl__captured_graph *oldest = &plan->captured_graphs[0];
     /* profile the second run: the first one is slower */
-    if (++plan->runs == 2 && cuda->profiles) return enqueue(plan, cuda, p, true);
+    if (++plan->runs == 2 && device->profiles) return enqueue(plan, p, true);
     for (int i = 0; i < NBL_PLAN_CAPTURED_GRAPHS; i++) {
         nbl__captured_graph *it = &plan->captured_graphs[i];
         if (it->key != key) {
@@ -252,39 +262,28 @@ static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, part p)
             continue;
         }
         it->used = plan->runs;
-        if (it->graph == NULL) NBL_TRY(record(plan, cuda, p, &it->graph));
-        return nbl__cuda_replay(cuda, it->graph);
+        if (it->graph == NULL) NBL_TRY(record(plan, device, p, &it->graph));
+        return device->replay(plan->ctx, it->graph);
     }
     /* An unknown key replaces the entry that was used longest ago, and runs uncaptured this
      * time. */
-    nbl__cuda_graph_free(cuda, oldest->graph);
+    device->graph_free(plan->ctx, oldest->graph);
     *oldest = (nbl__captured_graph){.key = key, .used = plan->runs};
-    return enqueue(plan, cuda, p, false);
-}
-
-/* Runs steps one after the other. The progress callback may cancel between two of them. */
-static nbl_status run_on_cpu(nbl__plan *plan, int count)
-{
-    for (int i = 0; i < count; i++) {
-        NBL_TRY(nbl__progress_poll(plan->ctx, "computing"));
-        NBL_TRY(nbl__plan_run_in_order(plan, i, count));
-    }
-    return NBL_OK;
+    return enqueue(plan, p, false);
 }
 
 static nbl_status run_some(nbl__plan *plan, int count)
 {
-    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
-    if (cuda == NULL) return run_on_cpu(plan, count);
-    NBL_TRY(nbl__progress_poll(plan->ctx, "computing"));
-    NBL_TRY(launch(plan, cuda, (part){count, true}));
-    return nbl__cuda_wait(cuda, "the step");
+    const nbl__device *device = nbl__device_of(plan->ctx);
+    if (device->asynchronous) NBL_TRY(poll(plan));
+    NBL_TRY(launch(plan, (part){count, true}));
+    return device->wait(plan->ctx, "the step");
 }
 
 nbl_status nbl__plan_prepare(nbl__plan *plan)
 {
     for (int i = 0; i < plan->prepare_count; i++) {
-        NBL_TRY(nbl__progress_poll(plan->ctx, "computing"));
+        NBL_TRY(poll(plan));
         NBL_TRY(nbl__plan_run_step(plan, &plan->prepare[i]));
     }
     return NBL_OK;
@@ -305,16 +304,15 @@ nbl_status nbl__plan_run(nbl__plan *plan)
 
 static nbl_status run_later(nbl__plan *plan)
 {
-    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
+    const nbl__device *device = nbl__device_of(plan->ctx);
     int64_t copied;
-    if (cuda == NULL) return run_on_cpu(plan, plan->step_count);
-    NBL_TRY(nbl__progress_poll(plan->ctx, "computing"));
+    if (device->asynchronous) NBL_TRY(poll(plan));
     /* The inputs are copied outside of the captured graph, so that an event can follow the
      * copies. */
-    NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
-    NBL_TRY(nbl__cuda_event_record(cuda, &copied));
-    NBL_TRY(launch(plan, cuda, (part){plan->step_count, false}));
-    return nbl__cuda_wait_for(cuda, copied, "the inputs");
+    NBL_TRY(move_ends(plan, NBL_KIND_INPUT));
+    NBL_TRY(device->event_record(plan->ctx, &copied));
+    NBL_TRY(launch(plan, (part){plan->step_count, false}));
+    return device->event_wait(plan->ctx, copied, "the inputs");
 }
 
 nbl_status nbl__plan_run_later(nbl__plan *plan)
@@ -385,9 +383,8 @@ static nbl_status check_step(nbl__plan *plan, const nbl__planned_step *step, boo
 nbl_status nbl__plan_find_non_finite(nbl__plan *plan, const nbl__node **node)
 {
     bool finite = true;
-    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
     *node = NULL;
-    if (cuda) NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
+    NBL_TRY(move_ends(plan, NBL_KIND_INPUT));
     for (int i = 0; i < plan->step_count && !plan->steps[i].backward; i++) {
         NBL_TRY(nbl__plan_run_step(plan, &plan->steps[i]));
         NBL_TRY(check_step(plan, &plan->steps[i], &finite));

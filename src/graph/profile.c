@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "graph/plan.h"
-#include "device/cuda/cuda.h"
+#include "device/device.h"
 
 /* One line of the profile. */
 typedef struct line {
@@ -45,14 +45,14 @@ static line *find(line *lines, int *count, const char *what)
 }
 
 /* Sums the elapsed times by key and logs them; selection sort, as there are few lines. */
-static nbl_status tell(nbl__plan *plan, nbl__cuda *cuda, int count, line *lines)
+static nbl_status tell(nbl__plan *plan, const nbl__device *device, int count, line *lines)
 {
     int used = 0;
     double total = 0;
     for (int i = 0; i < count; i++) {
         char what[96];
         double milliseconds;
-        NBL_TRY(nbl__cuda_timer_elapsed(cuda, i, i + 1, &milliseconds));
+        NBL_TRY(device->timer_elapsed(plan->ctx, i, i + 1, &milliseconds));
         describe(&plan->steps[i], what);
         line *it = find(lines, &used, what);
         it->calls++;
@@ -75,19 +75,19 @@ static nbl_status tell(nbl__plan *plan, nbl__cuda *cuda, int count, line *lines)
 
 nbl_status nbl__plan_profile(nbl__plan *plan, int count)
 {
-    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
+    const nbl__device *device = nbl__device_of(plan->ctx);
     line *lines;
     /* At most one line per step. */
     NBL_TRY(NBL_ALLOC(plan->ctx, lines, count + 1));
-    nbl_status status = nbl__cuda_timers_open(cuda, count + 1);
-    if (status == NBL_OK) status = nbl__cuda_timer_record(cuda, 0);
+    nbl_status status = device->timers_open(plan->ctx, count + 1);
+    if (status == NBL_OK) status = device->timer_record(plan->ctx, 0);
     for (int i = 0; i < count && status == NBL_OK; i++) {
         status = nbl__plan_run_in_order(plan, i, count);
-        if (status == NBL_OK) status = nbl__cuda_timer_record(cuda, i + 1);
+        if (status == NBL_OK) status = device->timer_record(plan->ctx, i + 1);
     }
-    if (status == NBL_OK) status = nbl__cuda_wait(cuda, "the profile");
-    if (status == NBL_OK) status = tell(plan, cuda, count, lines);
-    nbl__cuda_timers_close(cuda);
+    if (status == NBL_OK) status = device->wait(plan->ctx, "the profile");
+    if (status == NBL_OK) status = tell(plan, device, count, lines);
+    device->timers_close(plan->ctx);
     nbl__free(plan->ctx, lines, (size_t)(count + 1) * sizeof *lines);
     return status;
 }

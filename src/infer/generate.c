@@ -14,7 +14,6 @@
 
 #include "base/philox.h"
 #include "model/language_model.h"
-#include "device/cuda/cuda.h"
 #include "device/device_memory.h"
 
 typedef struct candidate {
@@ -180,7 +179,7 @@ static nbl_status refuse_non_finite(const writer *w, int64_t sequence, int64_t n
 static bool lets_device_pick(const writer *w)
 {
     bool penalised = w->how->repetition_penalty > 0 && w->how->repetition_penalty != 1;
-    return nbl__cuda_of(w->model->ctx) && !(w->how->temperature > 0) && !penalised &&
+    return nbl__device_of(w->model->ctx)->separate_memory && !(w->how->temperature > 0) && !penalised &&
            !(w->model->decoder.final_cap > 0);
 }
 

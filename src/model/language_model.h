@@ -147,7 +147,7 @@ typedef struct nbl__session_options {
     nbl_dtype kv_dtype; /* of the KV cache */
     bool train;         /* add the backward pass */
     bool drops;         /* apply the adapter's dropout; only with `train` */
-    bool split_mlp;     /* nbl__build.split_mlp; a device has it in every mode but GENERATE */
+    bool split_mlp;     /* nbl__build.split_mlp, in every mode but GENERATE where the device splits_mlp */
     bool picks;         /* nbl__build.picks: argmax on the device instead of logits as a result */
     nbl__plan_options plan;
     const nbl__session *shared; /* its parameters and states are used; it must outlive this session */

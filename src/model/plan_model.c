@@ -14,7 +14,6 @@
  * On the CPU only the recomputation of steps 1 and 2 applies. Steps 2 and 3 change the entries of
  * the model (on_host, dequantized), so each search begins with reset(). */
 #include "model/plan_list.h"
-#include "device/cuda/cuda.h"
 #include "device/device_memory.h"
 
 int nbl__moment_bits(const nbl__value_info *info, int bits)
@@ -74,7 +73,7 @@ static uint64_t total_of(const planned *p)
 
 static bool trains_on_device(const nbl_model *m, const nbl__plan_request *r)
 {
-    return r->train && nbl__cuda_of(m->ctx);
+    return r->train && nbl__device_of(m->ctx)->separate_memory;
 }
 
 /* Plans the step; for generation first the decode session, whose size the prefill's memory must

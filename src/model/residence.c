@@ -14,7 +14,7 @@
 #include <stdlib.h>
 
 #include "model/language_model.h"
-#include "device/cuda/cuda.h"
+#include "device/device.h"
 
 /* Only packed, frozen linear layers qualify. The embedding dequantizes only the rows that it
  * looks up; a trained weight is a dense parameter already. */
@@ -68,7 +68,7 @@ uint64_t nbl__dequantized_choose(nbl_model *m, uint64_t room, bool *more)
 uint64_t nbl__embedding_on_host(nbl_model *m, bool yes)
 {
     struct nbl__weight_entry *entry = nbl__model_find_role(m, NBL_WEIGHT_EMBEDDING);
-    if (entry == NULL || m->decoder.tied || nbl__model_trains(m, entry->name) || nbl__cuda_of(m->ctx) == NULL)
+    if (entry == NULL || m->decoder.tied || nbl__model_trains(m, entry->name) || !nbl__device_of(m->ctx)->reads_host)
         return 0;
     uint64_t spared = yes != entry->on_host ? nbl__weight_bytes(&entry->weight) : 0;
     entry->on_host = yes;

@@ -6,7 +6,6 @@
  * for is marked `used` and gets its role. So tensors that the architecture does not know are
  * found. */
 #include "model/language_model.h"
-#include "device/cuda/cuda.h"
 #include "device/device_memory.h"
 
 static const nbl_weight *weight_of(void *user, const char *name, nbl__weight_role role)
@@ -130,25 +129,26 @@ static nbl_status fill_parameters(nbl__session *s)
  * so that the transfer costs no time. 1: the layer's input; 2: and its middle; 3: and attention's
  * output.
  *
- * While one byte crosses the bus, a device does about 12,000 operations (600 TFLOP/s, 50 GB/s). Per
- * token a layer does 2 · hidden · (2 q + 2 kv + 3 inner) operations; input and middle are `hidden`
+ * A device tells how many operations it does while one byte crosses the bus. Per token a layer does
+ * 2 · hidden · (2 q + 2 kv + 3 inner) operations; input and middle are `hidden`
  * elements each, the output of attention has q elements. */
 static int pins_of(const nbl_model *m, bool offload)
 {
-    enum { MEANWHILE = 12000 };
     const nbl__decoder *d = &m->decoder;
     if (!offload) return 1;
     int64_t q = d->heads * d->head_dim, kv = d->kv_heads * d->head_dim,
             size = (int64_t)nbl__size_of(m->dtype);
+    int64_t meanwhile = nbl__device_of(m->ctx)->operations_per_host_byte * size;
     int64_t flops = 2 * d->hidden * (2 * q + 2 * kv + 3 * d->inner); /* of a token in a layer, forward */
-    if (flops < MEANWHILE * size * 2 * d->hidden) return 1;
-    return flops < MEANWHILE * size * (2 * d->hidden + q) ? 2 : 3;
+    if (flops < meanwhile * 2 * d->hidden) return 1;
+    return flops < meanwhile * (2 * d->hidden + q) ? 2 : 3;
 }
 
 /* Builds the graph, checks the tensors, adds the backward pass, plans. */
 static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
 {
     nbl_model *m = s->model;
+    const nbl__device *device = nbl__device_of(m->ctx);
     NBL_CHECK(m->ctx, o->tokens < INT32_MAX && o->sequences < INT32_MAX, NBL_ERROR_ARGUMENT,
               "%s: %" PRId64 " tokens in one pass are too many", m->path, o->tokens);
     nbl__model_source source = {s, weight_of, adapter_of, is_trained};
@@ -162,11 +162,10 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
                             .kv_dtype = o->kv_dtype,
                             .train = o->train,
                             .dequantized = m->dequantized,
-                            .split_mlp = o->split_mlp ||
-                                         (nbl__cuda_of(m->ctx) && o->mode != NBL_MODE_GENERATE),
+                            .split_mlp = o->split_mlp || (device->splits_mlp && o->mode != NBL_MODE_GENERATE),
                             .picks = o->picks,
-                            .joined = nbl__cuda_of(m->ctx) != NULL,
-                            .joins_norms = nbl__cuda_of(m->ctx) != NULL,
+                            .joined = device->joins_attention,
+                            .joins_norms = device->joins_norm_rope,
                             .pins = pins_of(m, o->plan.offload),
                             .tokens = o->tokens,
                             .sequences = o->sequences,

@@ -11,8 +11,7 @@
  *
  * walk() runs twice over the graph: first with base NULL to count bytes, then to copy. */
 #include "model/language_model.h"
-#include "device/cuda/cuda.h"
-#include "device/device_memory.h"
+#include "device/device.h"
 
 enum { ALIGNMENT = 256 };
 
@@ -41,7 +40,7 @@ static const void **pointer_of(nbl_weight *w, const part *p)
 /* The state of an upload. */
 typedef struct upload {
     nbl_model *m;
-    nbl__cuda *cuda;
+    const nbl__device *device;
     uint8_t *base;          /* device memory of all new weights; NULL: only count */
     size_t used, host_used; /* bytes so far, on the device and on the host */
     uint8_t *packed;        /* temporary device memory for one packed weight that is dequantized */
@@ -64,7 +63,7 @@ static nbl_status store(const upload *u, nbl_weight weight, uint8_t *base, size_
         if (base) {
             const void *from = *pointer_of(&weight, &parts[i]);
             *pointer_of(device_view, &parts[i]) = base + *used;
-            NBL_TRY(nbl__cuda_write(u->cuda, base + *used, from, parts[i].bytes));
+            NBL_TRY(u->device->write(u->m->ctx, base + *used, from, parts[i].bytes));
         }
         *used += round_up(parts[i].bytes);
     }
@@ -80,7 +79,7 @@ static nbl_status store_dequantized(upload *u, struct nbl__weight_entry *entry)
     if (packed_bytes > u->packed_bytes) u->packed_bytes = packed_bytes;
     if (u->base) {
         uint8_t *to = u->base + u->used;
-        NBL_TRY(nbl__memory_dequantize(u->m->ctx, &packed, entry->as_used.dtype, to));
+        NBL_TRY(u->device->dequantize(u->m->ctx, &packed, entry->as_used.dtype, to));
         entry->as_used.data = to;
     }
     u->used += round_up(nbl__weight_bytes(&entry->as_used));
@@ -92,7 +91,8 @@ static void *add_piece(upload *u, size_t bytes, bool on_host)
 {
     struct nbl__upload *it = nbl__arena_alloc(&u->m->arena, sizeof *it);
     if (it == NULL) return NULL;
-    void *memory = on_host ? nbl__cuda_alloc_host(u->cuda, bytes) : nbl__cuda_alloc(u->cuda, bytes);
+    void *memory = on_host ? u->device->alloc_host(u->m->ctx, bytes)
+                           : u->device->alloc(u->m->ctx, bytes, false);
     if (memory == NULL) return NULL;
     *it = (struct nbl__upload){u->m->uploads, memory, bytes, on_host};
     u->m->uploads = it;
@@ -147,17 +147,17 @@ static nbl_status walk(upload *u, nbl__graph *g)
 
 nbl_status nbl__upload_weights(nbl_model *m, nbl__graph *g)
 {
-    upload u = {.m = m, .cuda = nbl__cuda_of(m->ctx)};
-    if (u.cuda == NULL) return NBL_OK;
+    upload u = {.m = m, .device = nbl__device_of(m->ctx)};
+    if (!u.device->separate_memory) return NBL_OK;
     NBL_TRY(walk(&u, g));
     if (u.used || u.host_used) {
         u.base = add_piece(&u, u.used, false);
         if (u.base == NULL) return NBL_ERROR_MEMORY;
-        if (u.packed_bytes) u.packed = nbl__cuda_alloc(u.cuda, u.packed_bytes);
+        if (u.packed_bytes) u.packed = u.device->alloc(m->ctx, u.packed_bytes, false);
         if (u.packed_bytes && u.packed == NULL) return NBL_ERROR_MEMORY;
         u.used = 0;
         nbl_status status = walk(&u, g);
-        nbl__cuda_free(u.cuda, u.packed, u.packed_bytes);
+        u.device->free(m->ctx, u.packed, u.packed_bytes);
         NBL_TRY(status);
     }
     /* Point the graph to the device copies, of earlier uploads too. */
@@ -172,10 +172,10 @@ nbl_status nbl__upload_weights(nbl_model *m, nbl__graph *g)
 
 void nbl__upload_free(nbl_model *m)
 {
-    nbl__cuda *cuda = nbl__cuda_of(m->ctx);
+    const nbl__device *device = nbl__device_of(m->ctx);
     for (struct nbl__upload *it = m->uploads; it; it = it->next) {
-        if (it->on_host) nbl__cuda_free_host(cuda, it->memory);
-        else nbl__cuda_free(cuda, it->memory, it->bytes);
+        if (it->on_host) device->free_host(m->ctx, it->memory, it->bytes);
+        else device->free(m->ctx, it->memory, it->bytes);
     }
     m->uploads = NULL;
     for (int64_t i = 0; m->weights && i < m->weight_count; i++) {

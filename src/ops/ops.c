@@ -1,7 +1,7 @@
 /* ops.c - the table of families, dispatch, and the checks that operators share. See ops.h. */
 #include "ops/ops.h"
 
-#include "device/cuda/cuda.h"
+#include "device/device.h"
 #include "ops/families.h"
 
 static const nbl__family *const table[] = {
@@ -46,20 +46,10 @@ void nbl__attrs_reset(const nbl__family *family, void *arguments)
 
 /* ---- dispatch ---- */
 
-/* The operator's rows: the CPU's, or CUDA's for a context with a device. No CUDA rows is an empty
- * list. */
-static const nbl__impl *const *impls_of(const nbl_context *ctx, const nbl__op *op)
-{
-    static const nbl__impl *const none[] = {NULL};
-    if (nbl__cuda_of(ctx) == NULL) return op->impls;
-    const nbl__impl *const *impls = nbl__cuda_impls(op->name);
-    return impls ? impls : none;
-}
-
-/* Why a row cannot run these arguments here; NULL: it can. CUDA rows check the device in `can`. */
+/* Why a row cannot run these arguments here; NULL: it can. */
 static const char *decline(nbl_context *ctx, const nbl__impl *impl, const void *arguments)
 {
-    if (nbl__cuda_of(ctx) == NULL && impl->needs > nbl__isa(ctx)) return nbl__isa_name(impl->needs);
+    if (impl->needs > nbl__isa(ctx)) return nbl__isa_name(impl->needs);
     return impl->can ? impl->can(arguments) : NULL;
 }
 
@@ -77,7 +67,7 @@ static bool is_meant(const nbl__op *op, const nbl__impl *impl, const char *force
 static const char *forced_by_environment(const nbl_context *ctx, const nbl__op *op)
 {
     const char *force = nbl__forced_impl(ctx);
-    for (const nbl__impl *const *at = impls_of(ctx, op); force && *at; at++)
+    for (const nbl__impl *const *at = nbl__device_of(ctx)->impls(op); force && *at; at++)
         if (is_meant(op, *at, force)) return force;
     return NULL;
 }
@@ -86,7 +76,7 @@ nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *argum
                           const nbl__impl **impl)
 {
     if (force == NULL) force = forced_by_environment(ctx, op);
-    for (const nbl__impl *const *at = impls_of(ctx, op); *at; at++) {
+    for (const nbl__impl *const *at = nbl__device_of(ctx)->impls(op); *at; at++) {
         const nbl__impl *it = *at;
         if (force && !is_meant(op, it, force)) continue;
         const char *why = decline(ctx, it, arguments);
@@ -100,9 +90,8 @@ nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *argum
     }
     NBL_CHECK(ctx, force == NULL, NBL_ERROR_ARGUMENT, "%s: no implementation is called \"%s\"", op->name,
               force);
-    return nbl__fail(ctx, nbl__cuda_of(ctx) ? NBL_ERROR_UNSUPPORTED : NBL_ERROR_INTERNAL,
-                     "%s: no implementation%s takes these arguments", op->name,
-                     nbl__cuda_of(ctx) ? " for CUDA" : "");
+    return nbl__fail(ctx, NBL_ERROR_UNSUPPORTED, "%s: no implementation for %s takes these arguments",
+                     op->name, nbl__device_of(ctx)->name);
 }
 
 size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void *arguments)
@@ -119,9 +108,9 @@ nbl_status nbl__op_run_within(nbl_context *ctx, const nbl__op *op, const nbl__im
     NBL_CHECK(ctx, (uintptr_t)scratch % 64 == 0, NBL_ERROR_ARGUMENT, "%s: scratch is not aligned to 64 bytes",
               op->name);
     /* In debug mode every kernel is waited for, so that an error names the kernel that caused it. */
-    nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__cuda_of(ctx), around};
+    nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__device_of(ctx), around};
     NBL_TRY(impl->run(&call, arguments));
-    return call.cuda && call.cuda->debugs ? nbl__cuda_wait(call.cuda, impl->name) : NBL_OK;
+    return call.device->debugs ? call.device->wait(ctx, impl->name) : NBL_OK;
 }
 
 nbl_status nbl__op_run(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl, const void *arguments,

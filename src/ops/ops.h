@@ -15,8 +15,8 @@
  *
  *   infer   checks dtypes and shapes, then sets those of the outputs. It reads no tensor data. A graph can
  *           therefore plan before memory exists, and device pointers are safe here.
- *   impls   the CPU's implementations, best first. The last one is the scalar reference. On a CUDA device the
- *           rows come from nbl__cuda_impls() instead, and there is no reference behind them.
+ *   impls   the CPU's implementations, best first. The last one is the scalar reference. Another device has
+ *           rows of its own (nbl__device.impls), and there is no reference behind them.
  *
  * The steps of a call:
  *
@@ -54,14 +54,14 @@ typedef struct nbl__call {
     const char *op;   /* the operator's name, for messages */
     uint8_t *scratch; /* aligned to 64 bytes; undefined before and after the call */
     size_t scratch_bytes;
-    struct nbl__cuda *cuda; /* the device (device/cuda/cuda.h); NULL: the CPU */
+    const struct nbl__device *device; /* where it runs (device/device.h) */
     nbl__around around;
 } nbl__call;
 
 /* One row of an operator's dispatch table. */
 typedef struct nbl__impl {
     const char *name; /* "rmsnorm_avx2": the operator, then the variant */
-    nbl_isa needs;    /* CPU: the lowest instruction set; not used for CUDA rows */
+    nbl_isa needs;    /* CPU: the lowest instruction set; other devices: NBL_ISA_SCALAR */
     /* Returns NULL if the row takes the arguments, else why not. NULL: it takes all. */
     const char *(*can)(const void *arguments);
     /* Bytes; NULL: none. The size must not fall as the number of tokens grows,
@@ -182,7 +182,7 @@ void nbl__attrs_reset(const nbl__family *family, void *arguments);
  *
  * The result and each declined row are logged at debug level. Errors:
  * NBL_ERROR_ARGUMENT if no row has the forced name, NBL_ERROR_UNSUPPORTED if the
- * forced row declines or no CUDA row takes the arguments. */
+ * forced row declines or no row of a device takes the arguments. */
 nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *arguments, const char *force,
                           const nbl__impl **impl);
 /* Bytes of scratch that nbl__op_run needs for these arguments; may be 0. */

@@ -5,7 +5,7 @@
  * and shape that the caller gave an output must equal those that infer computes. Otherwise the
  * call fails, and nothing is written. */
 #include "ops/optimizer/adamw.h"
-#include "device/cuda/cuda.h"
+#include "device/device.h"
 #include "ops/families.h"
 #include "ops/optimizer/grad_norm.h"
 #include "ops/linear/linear.h"
@@ -120,23 +120,18 @@ PUBLIC_CALLS(linear)
 PUBLIC_CALLS(rmsnorm)
 
 /* Runs an operator over a list of tensors (adamw, grad_norm). The caller hands in no scratch,
- * since it is small: it is allocated from the context, or is the device's workspace. */
+ * since it is small: the device lends it. */
 static nbl_status run_list(nbl_context *ctx, const nbl__family *family, void *call)
 {
+    const nbl__device *device = nbl__device_of(ctx);
     const nbl__impl *impl;
-    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    void *scratch;
     NBL_TRY(family->forward.infer(ctx, call));
     NBL_TRY(nbl__op_choose(ctx, &family->forward, call, NULL, &impl));
     size_t bytes = nbl__op_scratch(ctx, impl, call);
-    if (cuda) {
-        NBL_CHECK(ctx, bytes <= cuda->workspace_bytes, NBL_ERROR_MEMORY,
-                  "%s: %zu bytes of scratch are too many", family->name, bytes);
-        return nbl__op_run(ctx, &family->forward, impl, call, cuda->workspace, cuda->workspace_bytes);
-    }
-    void *scratch = nbl__alloc(ctx, bytes);
-    if (scratch == NULL) return NBL_ERROR_MEMORY;
+    NBL_TRY(device->borrow_scratch(ctx, family->name, bytes, &scratch));
     nbl_status status = nbl__op_run(ctx, &family->forward, impl, call, scratch, bytes);
-    nbl__free(ctx, scratch, bytes);
+    device->return_scratch(ctx, scratch, bytes);
     return status;
 }
 
@@ -170,14 +165,14 @@ nbl_status nbl_grad_norm(nbl_context *ctx, const nbl_tensor *gradients, int64_t 
                            .max_norm = max_norm,
                            .norm = {.data = norm},
                            .non_finite = non_finite};
-    nbl__cuda *cuda = nbl__cuda_of(ctx);
-    if (cuda == NULL) return run_list(ctx, &nbl__grad_norm_family, &call);
+    const nbl__device *device = nbl__device_of(ctx);
+    if (!device->separate_memory) return run_list(ctx, &nbl__grad_norm_family, &call);
     /* The kernel writes both results to the mailbox in host memory; they are valid after the wait. */
-    call.norm.data = cuda->mailbox;
-    call.non_finite = (int64_t *)cuda->mailbox + 1;
+    call.norm.data = device->mailbox;
+    call.non_finite = (int64_t *)device->mailbox + 1;
     NBL_TRY(run_list(ctx, &nbl__grad_norm_family, &call));
-    NBL_TRY(nbl__cuda_wait(cuda, "grad_norm"));
-    *norm = *(const float *)cuda->mailbox;
+    NBL_TRY(device->wait(ctx, "grad_norm"));
+    *norm = *(const float *)device->mailbox;
     if (non_finite) *non_finite = *call.non_finite;
     return NBL_OK;
 }

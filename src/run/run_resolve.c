@@ -54,7 +54,7 @@ static void resolve_device(reader *r)
 {
     nbl__run_config *c = &r->parse.config;
     if (c->device && strcmp(c->device, "auto") != 0) return;
-    c->device = nbl__accelerator(r->ctx) || nbl_cuda_usable(r->ctx) ? "cuda" : "cpu";
+    c->device = nbl__context_device(r->ctx) || nbl_cuda_usable(r->ctx) ? "cuda" : "cpu";
 }
 
 /* Decides the dtype of computation. bf16: auto is true on cuda and on CPUs with AVX512-BF16.

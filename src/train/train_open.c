@@ -250,7 +250,7 @@ static nbl_status collect_values(nbl__trainer *t)
 {
     nbl__run_value machine = {.name = "computed_on", .rule = NBL_RESUME_TELL};
     NBL_TRY(nbl__run_values_collect(&t->arena, t->config, &t->values));
-    NBL_TRY(nbl__memory_machine(t->ctx, &t->arena, &machine.text));
+    NBL_TRY(nbl__device_of(t->ctx)->machine(t->ctx, &t->arena, &machine.text));
     return nbl__run_values_add(&t->arena, &t->values, machine);
 }
 

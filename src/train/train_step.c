@@ -23,7 +23,6 @@
 
 #include "base/hash.h"
 #include "ops/loss/cross_entropy.h"
-#include "device/cuda/cuda.h"
 #include "device/device_memory.h"
 #include "train/schedule.h"
 #include "train/trainer.h"
@@ -239,9 +238,9 @@ static void grow_scale(nbl__trainer *t)
 
 nbl_status nbl__trainer_step(nbl__trainer *t, bool ahead, nbl__step_result *result)
 {
-    /* On the CPU nothing overlaps. In f16 this step may have to be repeated, which needs its
+    /* Without an asynchronous device nothing overlaps. In f16 this step may have to be repeated, which needs its
      * gradients. */
-    ahead = ahead && nbl__cuda_of(t->ctx) && t->model->dtype != NBL_DTYPE_F16;
+    ahead = ahead && nbl__device_of(t->ctx)->asynchronous && t->model->dtype != NBL_DTYPE_F16;
     NBL_TRY(take_window(t));
     result->learning_rate = t->config->learning_rate *
                             nbl__schedule_factor(t->config, t->state.step, t->warmup, t->max_steps);

@@ -20,7 +20,7 @@
 #include "device/cuda/cuda.h"
 
 static nbl_context *cpu, *gpu;
-static nbl__cuda *device;
+static const nbl__device *device;
 static int failures, checks;
 
 #define NIBBLE(ctx, call)                                                                                    \
@@ -78,9 +78,9 @@ enum { GUARD = 64 };
 static void allocate(nbl_tensor *t, int64_t skew)
 {
     size_t bytes = bytes_of(t) + GUARD;
-    uint8_t *memory = nbl__cuda_alloc(device, bytes);
+    uint8_t *memory = device->alloc(gpu, bytes, false);
     if (memory == NULL) stop("nbl__cuda_alloc", nbl_error_message(gpu), __LINE__);
-    NIBBLE(gpu, nbl__cuda_fill(device, memory, 0xff, bytes));
+    NIBBLE(gpu, device->fill(gpu, memory, 0xff, bytes));
     t->data = memory + (size_t)skew * nbl__size_of(t->dtype);
 }
 
@@ -104,7 +104,7 @@ static void make_random(nbl_tensor *on_host, nbl_tensor *on_device, nbl_tensor s
     NIBBLE(cpu, nbl_convert(cpu, NBL_DTYPE_F32, values, dtype, rounded, n));
     NIBBLE(cpu, nbl_convert(cpu, dtype, rounded, NBL_DTYPE_F32, values, n));
     allocate(on_device, skew);
-    NIBBLE(gpu, nbl__cuda_write(device, on_device->data, rounded, bytes_of(on_device)));
+    NIBBLE(gpu, device->write(gpu, on_device->data, rounded, bytes_of(on_device)));
     free(rounded);
 }
 
@@ -114,13 +114,13 @@ static void make_integers(nbl_tensor *on_host, nbl_tensor *on_device, const int3
     on_host->data = host(bytes_of(on_host));
     memcpy(on_host->data, values, bytes_of(on_host));
     allocate(on_device, 0);
-    NIBBLE(gpu, nbl__cuda_write(device, on_device->data, values, bytes_of(on_device)));
+    NIBBLE(gpu, device->write(gpu, on_device->data, values, bytes_of(on_device)));
 }
 
 static void *read_back(const nbl_tensor *t)
 {
     void *memory = host(bytes_of(t));
-    NIBBLE(gpu, nbl__cuda_read(device, memory, t->data, bytes_of(t)));
+    NIBBLE(gpu, device->read(gpu, memory, t->data, bytes_of(t)));
     return memory;
 }
 
@@ -158,12 +158,12 @@ static nbl_status run_impl(nbl_context *ctx, const nbl__op *op, const nbl__impl 
     NBL_TRY(op->infer(ctx, arguments));
     if (impl == NULL) NBL_TRY(nbl__op_choose(ctx, op, arguments, NULL, &impl));
     size_t bytes = nbl__op_scratch(ctx, impl, arguments);
-    void *scratch = ctx == gpu ? nbl__cuda_alloc(device, bytes) : host(bytes);
-    if (ctx == gpu) NBL_TRY(nbl__cuda_fill(device, scratch, 0xff, bytes));
+    void *scratch = ctx == gpu ? device->alloc(gpu, bytes, false) : host(bytes);
+    if (ctx == gpu) NBL_TRY(device->fill(gpu, scratch, 0xff, bytes));
     nbl_status status = nbl__op_run(ctx, op, impl, arguments, scratch, bytes);
     if (ctx == gpu) {
-        if (status == NBL_OK) status = nbl__cuda_wait(device, op->name);
-        nbl__cuda_free(device, scratch, bytes);
+        if (status == NBL_OK) status = device->wait(gpu, op->name);
+        device->free(gpu, scratch, bytes);
     } else {
         free(scratch);
     }
@@ -346,7 +346,7 @@ static void beside_nan(const shape *s, const problem *packed, problem *again, co
                      *got[5] = {&b->out, &b->lse, &b->dq, &b->dk, &b->dv};
     for (int i = 0; i < 4; i++) {
         size_t bytes = bytes_of(inputs[i]), from = bytes / (size_t)at[count] * (size_t)at[1];
-        NIBBLE(gpu, nbl__cuda_fill(device, (uint8_t *)inputs[i]->data + from, 0xff, bytes - from));
+        NIBBLE(gpu, device->fill(gpu, (uint8_t *)inputs[i]->data + from, 0xff, bytes - from));
     }
     NIBBLE(gpu, run_impl(gpu, &family->forward, forward, b));
     NIBBLE(gpu, run_impl(gpu, &family->backward, backward, b));
@@ -360,8 +360,8 @@ static void beside_nan(const shape *s, const problem *packed, problem *again, co
 static void test_shape(const shape *s, int dtype, bool with_reference)
 {
     const nbl__family *family = nbl__family_find("attention");
-    const nbl__impl *const *forward = nbl__cuda_impls("attention"), *const *backward = nbl__cuda_impls(
-                                                                        "attention_backward");
+    const nbl__impl *const *forward = nbl__cuda_impls(&family->forward), *const *backward = nbl__cuda_impls(
+                                                                             &family->backward);
     for (int i = 0; forward[i]; i++) {
         problem p, again, skewed;
         char name[200], which[400];
@@ -437,19 +437,19 @@ static void test_decode(nbl_dtype dtype, nbl_dtype kept, int64_t heads, int64_t 
     const int32_t grad_in_forward[3] = {1, 1, 1};
     NIBBLE(gpu, nbl__op_choose(gpu, &family->forward, &d, NULL, &impl));
     size_t bytes = nbl__op_scratch(gpu, impl, &d);
-    void *scratch = nbl__cuda_alloc(device, bytes);
-    NIBBLE(gpu, nbl__cuda_write(device, d.lengths.data, grad_in_forward, sizeof grad_in_forward));
-    NIBBLE(gpu, nbl__cuda_capture_begin(device));
+    void *scratch = device->alloc(gpu, bytes, false);
+    NIBBLE(gpu, device->write(gpu, d.lengths.data, grad_in_forward, sizeof grad_in_forward));
+    NIBBLE(gpu, device->capture_begin(gpu));
     nbl_status status = nbl__op_run(gpu, &family->forward, impl, &d, scratch, bytes);
-    NIBBLE(gpu, nbl__cuda_capture_end(device, status == NBL_OK, &graph));
-    NIBBLE(gpu, nbl__cuda_replay(device, graph));
-    NIBBLE(gpu, nbl__cuda_write(device, d.lengths.data, lengths, sizeof lengths));
-    NIBBLE(gpu, nbl__cuda_replay(device, graph));
-    NIBBLE(gpu, nbl__cuda_wait(device, "replay"));
+    NIBBLE(gpu, device->capture_end(gpu, status == NBL_OK, &graph));
+    NIBBLE(gpu, device->replay(gpu, graph));
+    NIBBLE(gpu, device->write(gpu, d.lengths.data, lengths, sizeof lengths));
+    NIBBLE(gpu, device->replay(gpu, graph));
+    NIBBLE(gpu, device->wait(gpu, "replay"));
     void *second = read_back(&d.out);
     check(memcmp(first, second, bytes_of(&d.out)) == 0, "other bits when replayed", which, 0);
-    nbl__cuda_graph_free(device, graph);
-    nbl__cuda_free(device, scratch, bytes);
+    device->graph_free(gpu, graph);
+    device->free(gpu, scratch, bytes);
     free(first), free(second);
     nbl_tensor *on_host[6] = {&h.q, &h.k, &h.v, &h.sinks, &h.lengths, &h.out},
                *on_device[6] = {&d.q, &d.k, &d.v, &d.sinks, &d.lengths, &d.out};
@@ -501,14 +501,14 @@ static void test_faults(void)
 {
     static const shape small = {{20, 20}, 2, 1, 64, true, false, 0, 0, 0, false};
     static const int32_t bad[5][3] = {{1, 20, 40}, {0, 41, 40}, {0, 20, 39}, {0, -5, 40}, {0, 20, 1 << 30}};
-    const nbl__impl *const *forward = nbl__cuda_impls("attention"), *const *backward = nbl__cuda_impls(
-                                                                        "attention_backward");
     const nbl__family *family = nbl__family_find("attention");
+    const nbl__impl *const *forward = nbl__cuda_impls(&family->forward), *const *backward = nbl__cuda_impls(
+                                                                             &family->backward);
     problem p;
     make_problem(&small, NBL_DTYPE_BF16, 0, &p);
     for (int i = 0; forward[i]; i++)
         for (int k = 0; k < 5; k++) {
-            NIBBLE(gpu, nbl__cuda_write(device, p.device.cu_seqlens.data, bad[k], sizeof bad[k]));
+            NIBBLE(gpu, device->write(gpu, p.device.cu_seqlens.data, bad[k], sizeof bad[k]));
             expect_fault(run_impl(gpu, &family->forward, forward[i], &p.device), forward[i]->name);
             expect_fault(run_impl(gpu, &family->backward, backward[i], &p.device), backward[i]->name);
         }
@@ -580,30 +580,30 @@ static double time_of(const nbl__op *op, const nbl__impl *impl, void *const *arg
     float times[MAX], first;
     cudaEvent_t marks[MAX + 1];
     size_t bytes = nbl__op_scratch(gpu, impl, arguments[0]);
-    void *scratch = nbl__cuda_alloc(device, bytes);
+    void *scratch = device->alloc(gpu, bytes, false);
     for (int i = 0; i <= MAX; i++) cudaEventCreate(&marks[i]);
     int runs = 3;
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i <= runs; i++) {
-            cudaEventRecord(marks[i], device->stream);
+            cudaEventRecord(marks[i], nbl__cuda_of(gpu)->stream);
             if (i < runs) NIBBLE(gpu, nbl__op_run(gpu, op, impl, arguments[i % sets], scratch, bytes));
         }
-        NIBBLE(gpu, nbl__cuda_wait(device, "bench"));
+        NIBBLE(gpu, device->wait(gpu, "bench"));
         cudaEventElapsedTime(&first, marks[runs - 1], marks[runs]);
         if (round == 0) runs = first > 5 ? 5 : MAX;
     }
     for (int i = 0; i < runs; i++) cudaEventElapsedTime(&times[i], marks[i], marks[i + 1]);
     qsort(times, (size_t)runs, sizeof *times, ascending);
     for (int i = 0; i <= MAX; i++) cudaEventDestroy(marks[i]);
-    nbl__cuda_free(device, scratch, bytes);
+    device->free(gpu, scratch, bytes);
     return (double)times[runs / 2];
 }
 
 static void bench_shape(const shape *s, nbl_dtype dtype, const char *only)
 {
     const nbl__family *family = nbl__family_find("attention");
-    const nbl__impl *const *forward = nbl__cuda_impls("attention"), *const *backward = nbl__cuda_impls(
-                                                                        "attention_backward");
+    const nbl__impl *const *forward = nbl__cuda_impls(&family->forward), *const *backward = nbl__cuda_impls(
+                                                                             &family->backward);
     problem p;
     int32_t at[8];
     int count = sequences_of(s, at);
@@ -713,7 +713,7 @@ int main(int argc, char **argv)
         return 77;
     }
     NIBBLE(gpu, nbl_context_use_cuda(gpu, 0));
-    device = nbl__cuda_of(gpu);
+    device = nbl__device_of(gpu);
     setvbuf(stdout, NULL, _IOLBF, 0);
     int status = run_bench ? bench(argc > 2 ? argv[2] : NULL) : test(quick);
     nbl_context_destroy(gpu);

@@ -236,21 +236,21 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
                      (add_old<<<1024, 256>>>(sums[0], c->m, c->n, static_cast<const T *>(from), ld, beta)));
     }
     CUDA(cudaDeviceSynchronize());
-    const char *why = nbl__gemm_sm90_can(t->call.cuda, &p);
+    const char *why = nbl__gemm_sm90_can(nbl__call_cuda(&t->call), &p);
     if (why != NULL) stop("nbl__hopper_can", why, __LINE__);
     for (int turn = 0; turn < 2; turn++) {
         for (int i = 0; i < count; i++)
             CUDA(cudaMemcpy(results[i].memory, results[i].before, results[i].bytes, cudaMemcpyHostToDevice));
         CUDA(cudaDeviceSynchronize());
         void *graph = NULL; /* the second time as a part of one */
-        if (turn == 1) NIBBLE(nbl__cuda_capture_begin(t->call.cuda));
+        if (turn == 1) NIBBLE(t->call.device->capture_begin(t->call.ctx));
         NIBBLE(nbl__gemm_sm90_run(&t->call, &p));
         if (turn == 1) {
-            NIBBLE(nbl__cuda_capture_end(t->call.cuda, true, &graph));
-            NIBBLE(nbl__cuda_replay(t->call.cuda, graph));
+            NIBBLE(t->call.device->capture_end(t->call.ctx, true, &graph));
+            NIBBLE(t->call.device->replay(t->call.ctx, graph));
         }
-        NIBBLE(nbl__cuda_wait(t->call.cuda, "hopper"));
-        nbl__cuda_graph_free(t->call.cuda, graph);
+        NIBBLE(t->call.device->wait(t->call.ctx, "hopper"));
+        t->call.device->graph_free(t->call.ctx, graph);
         if (turn == 0)
             for (int i = 0; i < count; i++)
                 CUDA(
@@ -316,10 +316,10 @@ void run_parts(tester *t, int64_t m, bool straight, int variant)
         NIBBLE(nbl__gemm_sm90_run(&t->call, &one));
         ones[i] = one.c;
     }
-    const char *why = nbl__gemm_sm90_can(t->call.cuda, &all);
+    const char *why = nbl__gemm_sm90_can(nbl__call_cuda(&t->call), &all);
     if (why != NULL) stop("nbl__hopper_can", why, __LINE__);
     NIBBLE(nbl__gemm_sm90_run(&t->call, &all));
-    NIBBLE(nbl__cuda_wait(t->call.cuda, "hopper"));
+    NIBBLE(t->call.device->wait(t->call.ctx, "hopper"));
     for (int i = 0; i < 3; i++) {
         size_t bytes = static_cast<size_t>(m * n[i]) * 2;
         char *left = static_cast<char *>(malloc(2 * bytes)), *right = left + bytes;
@@ -411,7 +411,7 @@ void run_exponentials(tester *t, int64_t m, int64_t n, int64_t k, int variant)
     const char *wrong = NULL;
     for (int turn = 0; turn < 3 && wrong == NULL; turn++) {
         p.c = turn < 2 ? memory : NULL;
-        const char *why = nbl__gemm_sm90_can(t->call.cuda, &p);
+        const char *why = nbl__gemm_sm90_can(nbl__call_cuda(&t->call), &p);
         if (why != NULL) stop("nbl__hopper_can", why, __LINE__);
         CUDA(cudaMemset(memory, 0xff, static_cast<size_t>(bytes)));
         for (int64_t y = 0; y < m; y++) powers[y] = 7;
@@ -420,7 +420,7 @@ void run_exponentials(tester *t, int64_t m, int64_t n, int64_t k, int variant)
         CUDA(cudaMemcpy(powers, facts, static_cast<size_t>(4 * m), cudaMemcpyDeviceToHost));
         CUDA(cudaDeviceSynchronize());
         NIBBLE(nbl__gemm_sm90_run(&t->call, &p));
-        NIBBLE(nbl__cuda_wait(t->call.cuda, "hopper"));
+        NIBBLE(t->call.device->wait(t->call.ctx, "hopper"));
         CUDA(cudaMemcpy(host, memory, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost));
         if (turn == 0) memcpy(once, host, static_cast<size_t>(bytes));
         int64_t from = turn < 2 ? 0 : c_bytes; /* when they are not kept */
@@ -544,7 +544,7 @@ int run_bench(nbl_context *ctx, const nbl__call *call)
     if (c == NULL) stop("calloc", "out of memory", __LINE__);
     c->ctx = ctx;
     c->call = *call;
-    c->stream = static_cast<cudaStream_t>(call->cuda->stream);
+    c->stream = static_cast<cudaStream_t>(nbl__call_cuda(call)->stream);
     for (int i = 0; i < MAX * TURNS; i++) {
         CUDA(cudaEventCreate(&c->from[0][i]));
         CUDA(cudaEventCreate(&c->to[0][i]));
@@ -641,11 +641,11 @@ int run_bench(nbl_context *ctx, const nbl__call *call)
     p.m = p.n = 128, p.c = y, p.count = 2, p.b_transposed = true;
     p.sources[0] = p.sources[1] = {x, w, NULL, 64, 0, 0};
     struct timespec from, to;
-    NIBBLE(nbl__cuda_wait(call->cuda, "bench"));
+    NIBBLE(call->device->wait(call->ctx, "bench"));
     timespec_get(&from, TIME_UTC);
     for (int i = 0; i < 500; i++) NIBBLE(nbl__gemm_sm90_run(call, &p));
     timespec_get(&to, TIME_UTC);
-    NIBBLE(nbl__cuda_wait(call->cuda, "bench"));
+    NIBBLE(call->device->wait(call->ctx, "bench"));
     printf("a call of two sources takes the host %.1f us\n",
            (static_cast<double>(to.tv_sec - from.tv_sec) * 1e6 +
             static_cast<double>(to.tv_nsec - from.tv_nsec) * 1e-3) /
@@ -675,7 +675,7 @@ int main(int argc, char **argv)
     }
     NIBBLE(nbl_context_use_cuda(ctx, 0));
     printf("%s, compute capability %d.%d\n", device.name, device.major, device.minor);
-    tester t = {ctx, {ctx, "hopper", NULL, 0, nbl__cuda_of(ctx), {}}, 0, 0, 0};
+    tester t = {ctx, {ctx, "hopper", NULL, 0, nbl__device_of(ctx), {}}, 0, 0, 0};
     int status = test ? run_tests(&t, quick) : run_bench(ctx, &t.call);
     nbl_context_destroy(ctx);
     return status;

@@ -58,7 +58,7 @@ int block_count;
 
 void *take(size_t bytes)
 {
-    void *memory = nbl__cuda_alloc(cuda, bytes);
+    void *memory = cuda->device.alloc(cuda->ctx, bytes, false);
     if (memory == NULL || block_count == 256) stop("memory", nbl_error_message(ctx), __LINE__);
     blocks[block_count++] = {memory, bytes};
     return memory;
@@ -67,7 +67,7 @@ void give_back()
 {
     while (block_count > 0) {
         block_count--;
-        nbl__cuda_free(cuda, blocks[block_count].memory, blocks[block_count].bytes);
+        cuda->device.free(cuda->ctx, blocks[block_count].memory, blocks[block_count].bytes);
     }
 }
 void *filled(int kind, int64_t n, float size)
@@ -113,7 +113,7 @@ nbl__call call_of(const char *op)
     nbl__call call = {};
     call.ctx = ctx;
     call.op = op;
-    call.cuda = cuda;
+    call.device = &cuda->device;
     return call;
 }
 
@@ -269,7 +269,7 @@ void replay(chain *c)
     cudaGraphExec_t ready;
     CUDA(cudaGraphInstantiate(&ready, c->graph, 0));
     for (int i = 0; i < 2; i++) CUDA(cudaGraphLaunch(ready, static_cast<cudaStream_t>(cuda->stream)));
-    NIBBLE(nbl__cuda_wait(cuda, "replay"));
+    NIBBLE(cuda->device.wait(cuda->ctx, "replay"));
     CUDA(cudaGraphExecDestroy(ready));
     CUDA(cudaGraphDestroy(c->graph));
 }
@@ -293,7 +293,7 @@ void measure_layer(F call, G bare_call, double *ms, double *bare_ms, char *text,
         for (cudaEvent_t &event : events) CUDA(cudaEventCreate(&event));
     call();
     bare_call();
-    NIBBLE(nbl__cuda_wait(cuda, "first call"));
+    NIBBLE(cuda->device.wait(cuda->ctx, "first call"));
     record(&c, call);
     int kernels = c.count;
     CUDA(cudaGraphDestroy(c.graph));
@@ -380,7 +380,7 @@ double error_of(const double *should, const nbl_tensor &is, int64_t first, int64
     double *sums = static_cast<double *>(take(16)), both[2];
     error_kernel<<<1, 32, 0, static_cast<cudaStream_t>(cuda->stream)>>>(
         sums, should, static_cast<const float *>(is.data), first, step, n);
-    NIBBLE(nbl__cuda_read(cuda, both, sums, 16));
+    NIBBLE(cuda->device.read(cuda->ctx, both, sums, 16));
     return sqrt(both[0] / both[1]);
 }
 
@@ -416,11 +416,11 @@ unsigned long long bits_of(const nbl_tensor &t)
 {
     if (t.data == NULL) return 0;
     unsigned long long *sum = static_cast<unsigned long long *>(take(8)), result;
-    NIBBLE(nbl__cuda_fill(cuda, sum, 0, 8));
+    NIBBLE(cuda->device.fill(cuda->ctx, sum, 0, 8));
     bits_kernel<<<1024, 256, 0, static_cast<cudaStream_t>(cuda->stream)>>>(
         sum, static_cast<const uint16_t *>(t.data),
         t.shape[0] * t.shape[1] * (t.dtype == NBL_DTYPE_F32 ? 2 : 1));
-    NIBBLE(nbl__cuda_read(cuda, &result, sum, 8));
+    NIBBLE(cuda->device.read(cuda->ctx, &result, sum, 8));
     return result;
 }
 unsigned long long bits_of(const nbl__linear_group &group)
@@ -446,7 +446,7 @@ void *run_forward(nbl__linear_group *group, int64_t tokens)
     nbl__around around = {};
     around.kept = kept > 0 ? take(kept) : NULL;
     NIBBLE(nbl__op_run_within(ctx, op, impl, group, take(bytes), bytes, around));
-    NIBBLE(nbl__cuda_wait(cuda, "forward"));
+    NIBBLE(cuda->device.wait(cuda->ctx, "forward"));
     return around.kept;
 }
 

@@ -14,7 +14,7 @@
 #include "examine.cuh"
 
 #include "ops/dequantize/dequantize_value.cuh"
-#include "ops/dequantize/dequantize.h"
+#include "ops/dequantize/dequantize_cuda.h"
 #include "ops/gemv/cuda/gemv_cuda.h"
 
 namespace

@@ -106,7 +106,7 @@ double time_op(nbl_context *ctx, const nbl__op *op, void *arguments)
     cudaStream_t stream = static_cast<cudaStream_t>(nbl__cuda_of(ctx)->stream);
     double seconds = median_of(stream,
                                [=] { NIBBLE(nbl__op_run(ctx, op, impl, arguments, scratch, bytes)); });
-    NIBBLE(nbl__cuda_wait(nbl__cuda_of(ctx), op->name));
+    NIBBLE(nbl__device_of(ctx)->wait(ctx, op->name));
     CUDA(cudaFree(scratch));
     return seconds;
 }
@@ -190,7 +190,7 @@ void time_head(nbl_context *ctx, const char *model, int64_t hidden, int64_t voca
     a.lse = tensor_of(NBL_DTYPE_F32, 2, TOKENS, ZERO, 0);
     a.dx_in_forward = tensor_of(NBL_DTYPE_F32, TOKENS, hidden, ZERO, 0);
     double one = 2.0 * TOKENS * static_cast<double>(hidden * vocabulary);
-    nbl__call call = {ctx, "cuda_step", NULL, 0, nbl__cuda_of(ctx), {}};
+    nbl__call call = {ctx, "cuda_step", NULL, 0, nbl__device_of(ctx), {}};
     nbl__gemm g = {};
     g.dtype = NBL_DTYPE_BF16;
     g.c_dtype = NBL_DTYPE_F32;
@@ -202,7 +202,7 @@ void time_head(nbl_context *ctx, const char *model, int64_t hidden, int64_t voca
     g.b_transposed = true;
     g.alpha = 1;
     CUDA(cudaMalloc(&g.c, static_cast<size_t>(g.m * g.n) * 4));
-    double alone = median_of(static_cast<cudaStream_t>(call.cuda->stream),
+    double alone = median_of(static_cast<cudaStream_t>(nbl__call_cuda(&call)->stream),
                              [&] { NIBBLE(nbl__cuda_gemm(&call, &g)); });
     double rate = one * 1024 / TOKENS / alone * 1e-12;
     printf("%s: %d tokens x %" PRId64 " x %" PRId64 "\n", model, TOKENS, hidden, vocabulary);

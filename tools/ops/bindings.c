@@ -21,7 +21,7 @@ static nbl_status bind_dequantize(run *r)
     if (transpose) y = (nbl_tensor){.dtype = dtype, .rank = 2, .shape = {w.shape[w.rank - 1], rows}};
     NBL_TRY(run_output(r, "y", &y));
     r->impl = "dequantize";
-    if (nbl__cuda_of(r->ctx) && w.format != NBL_FORMAT_DENSE)
+    if (nbl__device_of(r->ctx)->separate_memory && w.format != NBL_FORMAT_DENSE)
         return device_dequantize(r->ctx, &w, dtype, transpose, &y);
     return nbl_dequantize(r->ctx, &w, 0, rows, dtype, transpose, y.data);
 }

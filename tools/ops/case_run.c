@@ -52,18 +52,18 @@ static nbl_status run_mirrored(nbl_context *ctx, const op_case *c, const nbl__op
 
 static const nbl__impl *first_impl(const nbl_context *ctx, const nbl__family *family, const nbl__op *op)
 {
-    const nbl__impl *const *impls = case_impls(ctx, family, op);
-    return impls ? impls[0] : NULL;
+    return case_impls(ctx, family, op)[0];
 }
 
 static nbl_status run_guarded(nbl_context *ctx, const op_case *c, const nbl__op *op, const nbl__impl *impl,
                               bool skewed, case_run *r)
 {
     case_memory around = {0};
-    if (nbl__cuda_of(ctx)) {
+    if (nbl__device_of(ctx)->separate_memory) {
         if (!case_is_list(c->family)) return run_mirrored(ctx, c, op, impl, skewed, r);
         if (impl == NULL) impl = first_impl(ctx, c->family, op);
-        NBL_CHECK(ctx, impl, NBL_ERROR_UNSUPPORTED, "%s: no implementation for CUDA", op->name);
+        NBL_CHECK(ctx, impl, NBL_ERROR_UNSUPPORTED, "%s: no implementation for %s", op->name,
+                  nbl__device_of(ctx)->name);
     }
     if (impl == NULL) NBL_TRY(nbl__op_choose(ctx, op, r->arguments, NULL, &impl));
     size_t bytes = nbl__op_scratch(ctx, impl, r->arguments);

@@ -251,12 +251,6 @@ WRAPPED(grad_norm_ref)
 
 /* ---- the same on a device: the list is mirrored there, aligned as the output that it was made from ---- */
 
-static const nbl__impl *on_device(const char *op)
-{
-    const nbl__impl *const *impls = nbl__cuda_impls(op);
-    return impls ? impls[0] : NULL;
-}
-
 static nbl_status run_on_device(const nbl__call *call, const nbl__family *family, const void *arguments,
                                 const void *output)
 {
@@ -339,9 +333,8 @@ bool case_unwrap(const nbl__family *family, const void *arguments, case_list *li
 
 const nbl__impl *const *case_impls(const nbl_context *ctx, const nbl__family *family, const nbl__op *op)
 {
-    if (nbl__cuda_of(ctx) == NULL) return op->impls;
-    if (!case_is_list(family)) return nbl__cuda_impls(op->name);
-    if (on_device(op->name) == NULL) return NULL;
+    if (!nbl__device_of(ctx)->separate_memory) return op->impls;
+    if (!case_is_list(family)) return nbl__device_of(ctx)->impls(op);
     return family == &one_adamw_family ? adamw_cuda_impls : norm_cuda_impls;
 }
 

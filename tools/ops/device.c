@@ -52,7 +52,7 @@ static nbl_status add(device_image *image, void *address, size_t bytes, size_t e
     void *host;
     memcpy(&host, address, sizeof host);
     if (host == NULL) return NBL_OK;
-    NBL_CHECK(image->cuda->ctx, image->count < DEVICE_BLOCKS && image->pointer_count < DEVICE_BLOCKS,
+    NBL_CHECK(image->ctx, image->count < DEVICE_BLOCKS && image->pointer_count < DEVICE_BLOCKS,
               NBL_ERROR_INTERNAL, "more tensors than there is room for");
     int block = find_block(image, host, bytes);
     if (block < 0) {
@@ -70,7 +70,7 @@ static nbl_status add(device_image *image, void *address, size_t bytes, size_t e
 static nbl_status add_tensor(device_image *image, nbl_tensor *t, bool written)
 {
     uint64_t bytes;
-    NBL_CHECK(image->cuda->ctx, nbl__dtype_bytes(t->dtype, (uint64_t)nbl__tensor_elements(t), &bytes),
+    NBL_CHECK(image->ctx, nbl__dtype_bytes(t->dtype, (uint64_t)nbl__tensor_elements(t), &bytes),
               NBL_ERROR_SHAPE, "a tensor is too large");
     return add(image, &t->data, bytes, (size_t)nbl__dtype_bits(t->dtype) / 8, written);
 }
@@ -158,20 +158,21 @@ static nbl_status upload(device_image *image)
     for (int i = 0; i < image->count; i++)
         if (image->blocks[i].bytes)
             memcpy(image->host + image->blocks[i].begin, image->blocks[i].host, image->blocks[i].bytes);
-    image->device = nbl__cuda_alloc(image->cuda, image->bytes);
+    image->device = image->runs_on->alloc(image->ctx, image->bytes, false);
     if (image->device == NULL) return NBL_ERROR_MEMORY;
     for (int i = 0; i < image->pointer_count; i++) {
         void *there = image->device + image->blocks[image->pointers[i].block].begin;
         memcpy(image->pointers[i].address, &there, sizeof there);
     }
-    return nbl__cuda_write(image->cuda, image->device, image->host, image->bytes);
+    return image->runs_on->write(image->ctx, image->device, image->host, image->bytes);
 }
 
 nbl_status device_open(nbl_context *ctx, const nbl__family *family, const nbl__op *op, const void *arguments,
                        bool skewed, device_image *image)
 {
     memset(image, 0, sizeof *image);
-    image->cuda = nbl__cuda_of(ctx);
+    image->ctx = ctx;
+    image->runs_on = nbl__device_of(ctx);
     image->skewed = skewed;
     image->arguments_bytes = family->size;
     image->arguments = memory_of(family->size);
@@ -187,19 +188,19 @@ nbl_status device_open(nbl_context *ctx, const nbl__family *family, const nbl__o
 
 nbl_status device_scratch(device_image *image, const nbl__impl *impl)
 {
-    image->scratch_bytes = nbl__op_scratch(image->cuda->ctx, impl, image->arguments);
+    image->scratch_bytes = nbl__op_scratch(image->ctx, impl, image->arguments);
     size_t all = image->scratch_bytes + 2 * DEVICE_ZONE;
-    image->scratch_base = nbl__cuda_alloc(image->cuda, all);
+    image->scratch_base = image->runs_on->alloc(image->ctx, all, false);
     if (image->scratch_base == NULL) return NBL_ERROR_MEMORY;
     image->scratch = image->scratch_base + DEVICE_ZONE;
-    return nbl__cuda_fill(image->cuda, image->scratch_base, POISON, all);
+    return image->runs_on->fill(image->ctx, image->scratch_base, POISON, all);
 }
 
 void device_close(device_image *image)
 {
     if (image->scratch_base)
-        nbl__cuda_free(image->cuda, image->scratch_base, image->scratch_bytes + 2 * DEVICE_ZONE);
-    if (image->device) nbl__cuda_free(image->cuda, image->device, image->bytes);
+        image->runs_on->free(image->ctx, image->scratch_base, image->scratch_bytes + 2 * DEVICE_ZONE);
+    if (image->device) image->runs_on->free(image->ctx, image->device, image->bytes);
     free(image->host);
     free(image->list);
     free(image->before);
@@ -220,19 +221,19 @@ static nbl_status check_scratch(device_image *image, const char *who)
 {
     uint8_t zones[2][DEVICE_ZONE];
     if (image->scratch_base == NULL) return NBL_OK;
-    NBL_TRY(nbl__cuda_read(image->cuda, zones[0], image->scratch_base, DEVICE_ZONE));
-    NBL_TRY(nbl__cuda_read(image->cuda, zones[1], image->scratch + image->scratch_bytes, DEVICE_ZONE));
-    NBL_CHECK(image->cuda->ctx, is_poison(zones[0], 0, sizeof zones), NBL_ERROR_INTERNAL,
+    NBL_TRY(image->runs_on->read(image->ctx, zones[0], image->scratch_base, DEVICE_ZONE));
+    NBL_TRY(image->runs_on->read(image->ctx, zones[1], image->scratch + image->scratch_bytes, DEVICE_ZONE));
+    NBL_CHECK(image->ctx, is_poison(zones[0], 0, sizeof zones), NBL_ERROR_INTERNAL,
               "%s wrote outside its scratch", who);
     return NBL_OK;
 }
 
 nbl_status device_fetch(device_image *image, const char *who)
 {
-    nbl_context *ctx = image->cuda->ctx;
+    nbl_context *ctx = image->ctx;
     size_t zone = 0;
-    NBL_TRY(nbl__cuda_wait(image->cuda, who));
-    NBL_TRY(nbl__cuda_read(image->cuda, image->host, image->device, image->bytes));
+    NBL_TRY(image->runs_on->wait(image->ctx, who));
+    NBL_TRY(image->runs_on->read(image->ctx, image->host, image->device, image->bytes));
     NBL_CHECK(ctx, memcmp(image->before, image->arguments, image->arguments_bytes) == 0, NBL_ERROR_INTERNAL,
               "%s wrote to its arguments", who);
     for (int i = 0; i <= image->count; i++) {
@@ -257,13 +258,13 @@ static nbl_status run_recorded(nbl_context *ctx, const nbl__op *op, const nbl__i
                                device_image *image)
 {
     void *graph = NULL;
-    NBL_TRY(nbl__cuda_capture_begin(image->cuda));
+    NBL_TRY(image->runs_on->capture_begin(image->ctx));
     nbl_status status = nbl__op_run(ctx, op, impl, image->arguments, image->scratch, image->scratch_bytes);
-    nbl_status ended = nbl__cuda_capture_end(image->cuda, status == NBL_OK, &graph);
+    nbl_status ended = image->runs_on->capture_end(image->ctx, status == NBL_OK, &graph);
     if (status == NBL_OK) status = ended;
-    if (status == NBL_OK) status = nbl__cuda_replay(image->cuda, graph);
-    if (status == NBL_OK) status = nbl__cuda_wait(image->cuda, impl->name);
-    nbl__cuda_graph_free(image->cuda, graph);
+    if (status == NBL_OK) status = image->runs_on->replay(image->ctx, graph);
+    if (status == NBL_OK) status = image->runs_on->wait(image->ctx, impl->name);
+    image->runs_on->graph_free(image->ctx, graph);
     return status;
 }
 

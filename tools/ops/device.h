@@ -6,7 +6,7 @@
 #ifndef NBL_OPS_DEVICE_H
 #define NBL_OPS_DEVICE_H
 
-#include "device/cuda/cuda.h"
+#include "device/device.h"
 
 typedef enum device_how {
     DEVICE_PLAIN,
@@ -25,7 +25,8 @@ typedef struct device_block {
     bool written;        /* by the operator */
 } device_block;
 typedef struct device_image {
-    nbl__cuda *cuda;
+    nbl_context *ctx;
+    const nbl__device *runs_on;
     bool skewed;
     void *arguments, *before; /* the device's pointers in them; a copy of that */
     void *list;               /* of tensors, for the operators that have one */

@@ -9,7 +9,8 @@
 #ifdef NIBBLE_CUDA_BUILT
 #include <cuda_runtime_api.h>
 
-#include "ops/dequantize/dequantize.h"
+#include "device/cuda/cuda.h"
+#include "ops/dequantize/dequantize_cuda.h"
 
 enum { SAMPLES = 20, QUICK_SAMPLES = 5, ROW = 10, FLUSH_BYTES = 256 << 20 };
 
@@ -37,7 +38,7 @@ static nbl_status clock_open(nbl__cuda *cuda, clock_of *c)
     *c = (clock_of){.cuda = cuda};
     NBL_TRY(good(cuda, cudaEventCreate(&c->begin)));
     NBL_TRY(good(cuda, cudaEventCreate(&c->end)));
-    c->flush = nbl__cuda_alloc(cuda, FLUSH_BYTES);
+    c->flush = cuda->device.alloc(cuda->ctx, FLUSH_BYTES, false);
     return c->flush ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
@@ -45,7 +46,7 @@ static void clock_close(clock_of *c)
 {
     if (c->begin) cudaEventDestroy(c->begin);
     if (c->end) cudaEventDestroy(c->end);
-    nbl__cuda_free(c->cuda, c->flush, FLUSH_BYTES);
+    c->cuda->device.free(c->cuda->ctx, c->flush, FLUSH_BYTES);
 }
 
 typedef struct timed_call {
@@ -67,11 +68,11 @@ static nbl_status measure(clock_of *c, const timed_call *t, int samples, double 
 {
     float times[SAMPLES];
     for (int i = -1; i < samples; i++) { /* the first warms up */
-        if (t->graph == NULL) NBL_TRY(nbl__cuda_fill(c->cuda, c->flush, i, FLUSH_BYTES));
+        if (t->graph == NULL) NBL_TRY(c->cuda->device.fill(c->cuda->ctx, c->flush, i, FLUSH_BYTES));
         NBL_TRY(good(c->cuda, cudaEventRecord(c->begin, c->cuda->stream)));
-        NBL_TRY(t->graph ? nbl__cuda_replay(c->cuda, t->graph) : call_once(t));
+        NBL_TRY(t->graph ? c->cuda->device.replay(c->cuda->ctx, t->graph) : call_once(t));
         NBL_TRY(good(c->cuda, cudaEventRecord(c->end, c->cuda->stream)));
-        NBL_TRY(nbl__cuda_wait(c->cuda, t->impl->name));
+        NBL_TRY(c->cuda->device.wait(c->cuda->ctx, t->impl->name));
         if (i >= 0) NBL_TRY(good(c->cuda, cudaEventElapsedTime(&times[i], c->begin, c->end)));
     }
     qsort(times, (size_t)samples, sizeof *times, by_size);
@@ -81,11 +82,11 @@ static nbl_status measure(clock_of *c, const timed_call *t, int samples, double 
 
 static nbl_status record_row(timed_call *t)
 {
-    nbl__cuda *cuda = t->image->cuda;
+    nbl__cuda *cuda = nbl__cuda_of(t->ctx);
     nbl_status status = NBL_OK;
-    NBL_TRY(nbl__cuda_capture_begin(cuda));
+    NBL_TRY(cuda->device.capture_begin(cuda->ctx));
     for (int i = 0; status == NBL_OK && i < ROW; i++) status = call_once(t);
-    nbl_status ended = nbl__cuda_capture_end(cuda, status == NBL_OK, &t->graph);
+    nbl_status ended = cuda->device.capture_end(cuda->ctx, status == NBL_OK, &t->graph);
     return status == NBL_OK ? ended : status;
 }
 
@@ -107,9 +108,9 @@ nbl_status device_time(nbl_context *ctx, const nbl__family *family, const nbl__o
     timed_call t = {ctx, op, impl, image, NULL};
     clock_of c = {.cuda = nbl__cuda_of(ctx)};
     nbl_status status = device_open(ctx, family, op, arguments, false, image);
-    if (status == NBL_OK) status = clock_open(image->cuda, &c);
+    if (status == NBL_OK) status = clock_open(nbl__cuda_of(ctx), &c);
     if (status == NBL_OK) status = time_image(&t, &c, quick ? QUICK_SAMPLES : SAMPLES, times);
-    nbl__cuda_graph_free(nbl__cuda_of(ctx), t.graph);
+    nbl__device_of(ctx)->graph_free(ctx, t.graph);
     clock_close(&c);
     device_close(image);
     free(image);
@@ -124,7 +125,7 @@ static nbl_status time_copy(clock_of *c, void *from, size_t bytes, double *secon
         NBL_TRY(good(c->cuda, cudaMemcpyAsync((char *)from + bytes, from, bytes, cudaMemcpyDeviceToDevice,
                                               c->cuda->stream)));
         NBL_TRY(good(c->cuda, cudaEventRecord(c->end, c->cuda->stream)));
-        NBL_TRY(nbl__cuda_wait(c->cuda, "copy"));
+        NBL_TRY(c->cuda->device.wait(c->cuda->ctx, "copy"));
         NBL_TRY(good(c->cuda, cudaEventElapsedTime(&times[i], c->begin, c->end)));
     }
     qsort(times, SAMPLES, sizeof *times, by_size);
@@ -139,9 +140,9 @@ nbl_status device_copy_speed(nbl_context *ctx, double *bytes_per_second)
     clock_of c;
     double seconds = 1;
     nbl_status status = clock_open(cuda, &c);
-    void *memory = status == NBL_OK ? nbl__cuda_alloc(cuda, 2 * bytes) : NULL;
+    void *memory = status == NBL_OK ? cuda->device.alloc(cuda->ctx, 2 * bytes, false) : NULL;
     if (status == NBL_OK) status = memory ? time_copy(&c, memory, bytes, &seconds) : NBL_ERROR_MEMORY;
-    nbl__cuda_free(cuda, memory, 2 * bytes);
+    cuda->device.free(cuda->ctx, memory, 2 * bytes);
     clock_close(&c);
     *bytes_per_second = 2 * (double)bytes / seconds;
     return status;
@@ -177,7 +178,7 @@ nbl_status device_dequantize(nbl_context *ctx, const nbl_weight *weight, nbl_dty
     const dequantizing *there = image->arguments;
     if (status == NBL_OK)
         status = nbl__cuda_dequantize(ctx, &there->w, 0, rows, dtype, transpose, there->y.data,
-                                      image->cuda->stream);
+                                      nbl__cuda_of(ctx)->stream);
     if (status == NBL_OK) status = device_fetch(image, "dequantize");
     device_close(image);
     free(image);

@@ -12,6 +12,10 @@
 #include "case.h"
 #include "run.h"
 
+#ifdef NIBBLE_CUDA_BUILT
+#include "device/cuda/cuda_impls.h"
+#endif
+
 static const char usage[] =
     "Usage: nibble-ops run IN.safetensors OUT.safetensors [IN OUT]... [options]\n"
     "       nibble-ops check FILE.safetensors... [options]\n"
@@ -45,12 +49,20 @@ static int wrong_usage(const char *what)
     return 2;
 }
 
+static const nbl__impl *const *impls_of(const nbl__op *op, bool cuda)
+{
+    static const nbl__impl *const none[] = {NULL};
+#ifdef NIBBLE_CUDA_BUILT
+    if (cuda) return nbl__cuda_impls(op);
+#endif
+    return cuda ? none : op->impls;
+}
+
 static void list_op(const nbl__op *op, bool cuda)
 {
     if (op->name == NULL) return;
     printf("%s:", op->name);
-    const nbl__impl *const *impl = cuda ? nbl__cuda_impls(op->name) : op->impls;
-    for (; impl && *impl; impl++) printf(" %s", (*impl)->name);
+    for (const nbl__impl *const *impl = impls_of(op, cuda); *impl; impl++) printf(" %s", (*impl)->name);
     printf("\n");
 }
 

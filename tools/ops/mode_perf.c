@@ -132,7 +132,8 @@ static bool time_device(timing *t, const op_case *c, const nbl__op *op, const nb
     case_list list;
     nbl_status status = case_unwrap(t->family, r->arguments, &list)
                             ? device_time(t->ctx, list.family, &list.family->forward,
-                                          nbl__cuda_impls(op->name)[0], list.arguments, t->o->quick, &times)
+                                          nbl__device_of(t->ctx)->impls(&list.family->forward)[0],
+                                          list.arguments, t->o->quick, &times)
                             : device_time(t->ctx, t->family, op, impl, r->arguments, t->o->quick, &times);
     if (status != NBL_OK) return false;
     show_device(t, c, impl, &times, flop, bytes_of(t->family, r->arguments, op == &t->family->backward));

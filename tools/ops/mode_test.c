@@ -43,7 +43,7 @@ static void fail(tally *all, const char *text, const char *impl, const nbl_conte
     enum { SHOWN = 20 };
     if (all->failures++ >= SHOWN) return;
     fprintf(stderr, "FAILED %s: %s\n", all->family->name, text);
-    if (impl && ctx && nbl__cuda_of(ctx)) fprintf(stderr, "  %s on the device: ", impl);
+    if (impl && ctx && nbl__device_of(ctx)->separate_memory) fprintf(stderr, "  %s on the device: ", impl);
     else if (impl)
         fprintf(stderr, "  %s at %s, %d thread%s: ", impl, nbl_isa_name(ctx), nbl_threads(ctx),
                 nbl_threads(ctx) == 1 ? "" : "s");
@@ -115,7 +115,8 @@ static bool pass(testing *t, nbl_context *ctx, const nbl__impl *impl, bool backw
     nbl_status status = backward ? case_backward(ctx, t->c, impl, skewed, r)
                                  : case_forward(ctx, t->c, impl, skewed, r);
     if (status == NBL_OK) return true;
-    if (status == NBL_ERROR_UNSUPPORTED && impl && nbl__cuda_of(ctx)) return false; /* others may take it */
+    if (status == NBL_ERROR_UNSUPPORTED && impl && nbl__device_of(ctx)->separate_memory)
+        return false; /* others may take it */
     fail(t->all, t->c->text, impl ? impl->name : "dispatch", ctx, nbl_error_message(ctx));
     return false;
 }
@@ -254,7 +255,7 @@ static void test_device_case(testing *t)
     case_run forward = {0}, gradients = {0};
     test_device_impls(t, &family->forward, NULL);
     bool good = pass(t, ctx, NULL, false, false, NULL, &forward);
-    bool backward = t->c->backward && case_impls(ctx, family, &family->backward);
+    bool backward = t->c->backward && case_impls(ctx, family, &family->backward)[0];
     if (t->c->backward && !backward) t->all->missing = family->backward.name;
     if (good && backward && family->backward.infer(ctx, forward.arguments) == NBL_OK) {
         test_device_impls(t, &family->backward, &forward);
@@ -322,7 +323,7 @@ static void test_line(tally *all, const char *line)
 /* Whether the device has the family's operators at all. */
 static bool on_device(const case_contexts *contexts, const nbl__family *family)
 {
-    return contexts->device == NULL || case_impls(contexts->device, family, &family->forward);
+    return contexts->device == NULL || case_impls(contexts->device, family, &family->forward)[0];
 }
 
 static void report(const tally *all, bool first)

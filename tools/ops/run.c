@@ -215,7 +215,7 @@ nbl_status run_output(run *r, const char *name, nbl_tensor *tensor)
 nbl_status run_op(run *r, const nbl__family *family, const nbl__op *op, const void *arguments)
 {
     const nbl__impl *impl = NULL;
-    if (nbl__cuda_of(r->ctx)) {
+    if (nbl__device_of(r->ctx)->separate_memory) {
         nbl_status done = device_run(r->ctx, family, op, NULL, r->force, arguments, DEVICE_PLAIN, &impl);
         r->impl = impl ? impl->name : NULL;
         return done;

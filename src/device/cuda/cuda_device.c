@@ -1,32 +1,17 @@
-/* cuda_device.c - a CUDA device opened for a context, as cuda.h has it. */
+/* cuda_device.c - a CUDA device opened for a context: the functions of device/device.h over one stream. See cuda.h.
+ *
+ * Copies, fills and kernels run in the order of the stream. Event n is events[n % NBL_DEVICE_EVENTS]: waiting for one that
+ * was overwritten waits for a later one. */
 #include "device/cuda/cuda.h"
 
+#include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ops/dequantize/dequantize_cuda.h"
 #include "ops/gemm/cuda/cublaslt.h"
 
-#ifdef NIBBLE_CUDA_BUILT
-#include <cuda_runtime_api.h>
-
-/* ---- a device of a context ---- */
-
 enum { WORKSPACE_BYTES = 64 << 20 };
-
-/* What is taken of the device once all is open that opening takes: context, libraries and workspace. Other processes' memory
- * cannot be told from that; a context takes a quarter to half a GiB, so what is beyond MAX_CONTEXT is theirs. Kernels
- * that are loaded when first used, and recorded schedules, will take some MiB. */
-static size_t taken_beside(nbl__cuda *cuda)
-{
-    enum { MAX_CONTEXT = 640 << 20, LATER = 8 << 20 };
-    size_t left = nbl__cuda_left(cuda), taken = left ? cuda->memory - left : 0;
-    return (taken < MAX_CONTEXT ? taken : MAX_CONTEXT) + LATER;
-}
-
-nbl__cuda *nbl__cuda_of(const nbl_context *ctx)
-{
-    return nbl__accelerator(ctx);
-}
 
 static nbl_status failed(nbl__cuda *cuda, const char *what, cudaError_t error)
 {
@@ -42,81 +27,16 @@ static nbl_status failed(nbl__cuda *cuda, const char *what, cudaError_t error)
         if (error_ != cudaSuccess) return failed((cuda), (what), error_);                                    \
     } while (0)
 
-static nbl_status open_device(nbl__cuda *cuda)
-{
-    struct cudaDeviceProp properties;
-    nbl_cuda_device device = {NBL_RESULT(nbl_cuda_device)};
-    cudaStream_t stream;
-    void *fault, *mailbox;
-    NBL_TRY(nbl_cuda_device_get(cuda->ctx, cuda->index, &device));
-    NBL_TRY(nbl__cuda_supports(cuda->ctx, cuda->index, &device));
-    CUDA_TRY(cuda, "open", cudaSetDevice(cuda->index));
-    CUDA_TRY(cuda, "properties", cudaGetDeviceProperties(&properties, cuda->index));
-    cuda->major = properties.major;
-    cuda->minor = properties.minor;
-    cuda->multiprocessors = properties.multiProcessorCount;
-    cuda->memory = properties.totalGlobalMem;
-    CUDA_TRY(cuda, "stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    cuda->stream = stream;
-    for (int i = 0; i < NBL_CUDA_EVENTS; i++) {
-        cudaEvent_t event;
-        CUDA_TRY(cuda, "event", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-        cuda->events[i] = event;
-    }
-    CUDA_TRY(cuda, "host memory", cudaHostAlloc(&fault, sizeof *cuda->fault, cudaHostAllocMapped));
-    cuda->fault = fault;
-    memset(fault, 0, sizeof *cuda->fault);
-    CUDA_TRY(cuda, "host memory", cudaHostAlloc(&mailbox, NBL_CUDA_MAILBOX, cudaHostAllocMapped));
-    cuda->mailbox = mailbox;
-    cuda->workspace_bytes = WORKSPACE_BYTES;
-    cuda->workspace = nbl__cuda_alloc(cuda, cuda->workspace_bytes);
-    if (cuda->workspace == NULL) return NBL_ERROR_MEMORY;
-    NBL_TRY(nbl__blas_open(cuda, &cuda->blas));
-    cuda->beside = taken_beside(cuda);
-    return NBL_OK;
-}
-
-static void close_device(void *device)
-{
-    nbl__cuda *cuda = device;
-    if (cuda->stream) cudaStreamSynchronize(cuda->stream);
-    nbl__cuda_offload_close(cuda);
-    if (cuda->blas) nbl__blas_close(cuda, cuda->blas);
-    nbl__cuda_free(cuda, cuda->workspace, cuda->workspace_bytes);
-    if (cuda->fault) cudaFreeHost(cuda->fault);
-    if (cuda->mailbox) cudaFreeHost(cuda->mailbox);
-    if (cuda->staging) cudaFreeHost(cuda->staging);
-    for (int i = 0; i < NBL_CUDA_EVENTS; i++)
-        if (cuda->events[i]) cudaEventDestroy(cuda->events[i]);
-    if (cuda->stream) cudaStreamDestroy(cuda->stream);
-    nbl__free(cuda->ctx, cuda, sizeof *cuda);
-}
-
-nbl_status nbl_context_use_cuda(nbl_context *ctx, int index)
-{
-    NBL_CHECK(ctx, nbl__cuda_of(ctx) == NULL, NBL_ERROR_ARGUMENT, "the context already runs on a device");
-    nbl__cuda *cuda = nbl__alloc(ctx, sizeof *cuda);
-    if (cuda == NULL) return NBL_ERROR_MEMORY;
-    const char *verbose = getenv("NIBBLE_VERBOSE"), *debug = getenv("NIBBLE_CUDA_DEBUG");
-    cuda->ctx = ctx;
-    cuda->index = index;
-    cuda->debugs = debug && strcmp(debug, "1") == 0;
-    cuda->profiles = verbose && strcmp(verbose, "profile") == 0;
-    nbl_status status = open_device(cuda);
-    if (status == NBL_OK) nbl__set_accelerator(ctx, cuda, close_device);
-    else close_device(cuda);
-    return status;
-}
-
-/* ---- memory ---- */
-
 /* Other threads may have other devices current. */
 static cudaError_t make_current(const nbl__cuda *cuda)
 {
     return cudaSetDevice(cuda->index);
 }
 
-void *nbl__cuda_alloc(nbl__cuda *cuda, size_t bytes)
+/* ---- memory ---- */
+
+/* Memory of the device, aligned to 256 bytes. The failure tells what was asked for and what is free. */
+static void *take(nbl__cuda *cuda, size_t bytes)
 {
     void *memory = NULL;
     cudaError_t error = make_current(cuda);
@@ -133,7 +53,8 @@ void *nbl__cuda_alloc(nbl__cuda *cuda, size_t bytes)
     return NULL;
 }
 
-void nbl__cuda_free(nbl__cuda *cuda, void *memory, size_t bytes)
+/* Waits for the device. */
+static void release(nbl__cuda *cuda, void *memory, size_t bytes)
 {
     if (memory == NULL) return;
     make_current(cuda);
@@ -141,14 +62,42 @@ void nbl__cuda_free(nbl__cuda *cuda, void *memory, size_t bytes)
     cuda->allocated -= bytes;
 }
 
-size_t nbl__cuda_left(nbl__cuda *cuda)
+static size_t free_bytes_of(const nbl__cuda *cuda)
 {
     size_t left = 0, all = 0;
     return make_current(cuda) == cudaSuccess && cudaMemGetInfo(&left, &all) == cudaSuccess ? left : 0;
 }
 
-void *nbl__cuda_alloc_host(nbl__cuda *cuda, size_t bytes)
+static nbl_status fill(nbl_context *ctx, void *to, int byte, size_t bytes)
 {
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    CUDA_TRY(cuda, "fill", make_current(cuda));
+    CUDA_TRY(cuda, "fill", cudaMemsetAsync(to, byte, bytes, cuda->stream));
+    return NBL_OK;
+}
+
+static void *allocate(nbl_context *ctx, size_t bytes, bool cleared)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    void *memory = take(cuda, bytes);
+    if (memory == NULL || !cleared || fill(ctx, memory, 0, bytes) == NBL_OK) return memory;
+    release(cuda, memory, bytes);
+    return NULL;
+}
+
+static void deallocate(nbl_context *ctx, void *memory, size_t bytes)
+{
+    release(nbl__cuda_of(ctx), memory, bytes);
+}
+
+static uint64_t left(nbl_context *ctx)
+{
+    return free_bytes_of(nbl__cuda_of(ctx));
+}
+
+static void *alloc_host(nbl_context *ctx, size_t bytes)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
     void *memory = NULL;
     cudaError_t error = make_current(cuda);
     if (error == cudaSuccess) error = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);
@@ -157,63 +106,30 @@ void *nbl__cuda_alloc_host(nbl__cuda *cuda, size_t bytes)
     return NULL;
 }
 
-void nbl__cuda_free_host(nbl__cuda *cuda, void *memory)
+static void free_host(nbl_context *ctx, void *memory, size_t bytes)
 {
+    (void)bytes;
     if (memory == NULL) return;
-    make_current(cuda);
+    make_current(nbl__cuda_of(ctx));
     cudaFreeHost(memory);
 }
 
-nbl_status nbl__cuda_stage(nbl__cuda *cuda, size_t bytes, void **host)
+/* The workspace: calls on one stream may share it. */
+static nbl_status borrow_scratch(nbl_context *ctx, const char *op, size_t bytes, void **scratch)
 {
-    if (bytes > cuda->staging_bytes) {
-        nbl__cuda_free_host(cuda, cuda->staging);
-        cuda->staging_bytes = 0;
-        cuda->staging = nbl__cuda_alloc_host(cuda, bytes);
-        if (cuda->staging == NULL) return NBL_ERROR_MEMORY;
-        cuda->staging_bytes = bytes;
-    }
-    *host = cuda->staging;
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    NBL_CHECK(ctx, bytes <= cuda->workspace_bytes, NBL_ERROR_MEMORY, "%s: %zu bytes of scratch are too many",
+              op, bytes);
+    *scratch = cuda->workspace;
     return NBL_OK;
 }
 
-static nbl_status copy(nbl__cuda *cuda, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
-                       bool wait)
+static void return_scratch(nbl_context *ctx, void *scratch, size_t bytes)
 {
-    if (bytes == 0) return NBL_OK;
-    CUDA_TRY(cuda, "copy", make_current(cuda));
-    CUDA_TRY(cuda, "copy", cudaMemcpyAsync(to, from, bytes, kind, cuda->stream));
-    return wait ? nbl__cuda_wait(cuda, "copy") : NBL_OK;
+    (void)ctx, (void)scratch, (void)bytes;
 }
 
-nbl_status nbl__cuda_write(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
-{
-    return copy(cuda, to, from, bytes, cudaMemcpyHostToDevice, true);
-}
-
-nbl_status nbl__cuda_read(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
-{
-    return copy(cuda, to, from, bytes, cudaMemcpyDeviceToHost, true);
-}
-
-nbl_status nbl__cuda_write_later(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
-{
-    return copy(cuda, to, from, bytes, cudaMemcpyHostToDevice, false);
-}
-
-nbl_status nbl__cuda_read_later(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
-{
-    return copy(cuda, to, from, bytes, cudaMemcpyDeviceToHost, false);
-}
-
-nbl_status nbl__cuda_fill(nbl__cuda *cuda, void *to, int byte, size_t bytes)
-{
-    CUDA_TRY(cuda, "fill", make_current(cuda));
-    CUDA_TRY(cuda, "fill", cudaMemsetAsync(to, byte, bytes, cuda->stream));
-    return NBL_OK;
-}
-
-/* ---- the stream ---- */
+/* ---- waiting ---- */
 
 static nbl_status report(nbl__cuda *cuda)
 {
@@ -234,78 +150,96 @@ static nbl_status report(nbl__cuda *cuda)
     return nbl__fail(cuda->ctx, NBL_ERROR_ARGUMENT, "%s", said);
 }
 
-nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what)
+static nbl_status wait(nbl_context *ctx, const char *what)
 {
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
     CUDA_TRY(cuda, what, make_current(cuda));
     cudaError_t error = cudaStreamSynchronize(cuda->stream);
     if (error == cudaSuccess) return cuda->fault->kind ? report(cuda) : NBL_OK;
     nbl_status status = failed(cuda, what, error);
-    return cuda->debugs ? status
-                        : nbl__hint(cuda->ctx, status, "NIBBLE_CUDA_DEBUG=1 names the operator that failed");
+    return cuda->device.debugs ? status
+                               : nbl__hint(ctx, status, "NIBBLE_CUDA_DEBUG=1 names the operator that failed");
 }
 
-nbl_status nbl__cuda_event_record(nbl__cuda *cuda, int64_t *index)
+static nbl_status event_record(nbl_context *ctx, int64_t *event)
 {
-    *index = cuda->noted + 1;
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    *event = cuda->event_count + 1;
     CUDA_TRY(cuda, "note", make_current(cuda));
-    CUDA_TRY(cuda, "note", cudaEventRecord(cuda->events[*index % NBL_CUDA_EVENTS], cuda->stream));
-    cuda->noted = *index;
+    CUDA_TRY(cuda, "note", cudaEventRecord(cuda->events[*event % NBL_DEVICE_EVENTS], cuda->stream));
+    cuda->event_count = *event;
     return NBL_OK;
 }
 
-nbl_status nbl__cuda_wait_for(nbl__cuda *cuda, int64_t index, const char *what)
+static nbl_status event_wait(nbl_context *ctx, int64_t event, const char *what)
 {
-    if (index == 0) return NBL_OK;
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    if (event == 0) return NBL_OK;
     CUDA_TRY(cuda, what, make_current(cuda));
-    CUDA_TRY(cuda, what, cudaEventSynchronize(cuda->events[index % NBL_CUDA_EVENTS])); /* or of a later one */
+    CUDA_TRY(cuda, what, cudaEventSynchronize(cuda->events[event % NBL_DEVICE_EVENTS])); /* or a later one */
     return cuda->fault->kind ? report(cuda) : NBL_OK;
 }
 
-nbl_status nbl__cuda_timers_open(nbl__cuda *cuda, int count)
+/* ---- copies ---- */
+
+static nbl_status copy(nbl_context *ctx, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                       bool waits)
 {
-    CUDA_TRY(cuda, "marks", make_current(cuda));
-    NBL_TRY(NBL_ALLOC(cuda->ctx, cuda->timers, count));
-    cuda->timer_count = count;
-    for (int i = 0; i < count; i++) {
-        cudaEvent_t event;
-        CUDA_TRY(cuda, "marks", cudaEventCreate(&event));
-        cuda->timers[i] = event;
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    if (bytes == 0) return NBL_OK;
+    CUDA_TRY(cuda, "copy", make_current(cuda));
+    CUDA_TRY(cuda, "copy", cudaMemcpyAsync(to, from, bytes, kind, cuda->stream));
+    return waits ? wait(ctx, "copy") : NBL_OK;
+}
+
+static nbl_status write_now(nbl_context *ctx, void *to, const void *host, size_t bytes)
+{
+    return copy(ctx, to, host, bytes, cudaMemcpyHostToDevice, true);
+}
+
+static nbl_status read_now(nbl_context *ctx, void *host, const void *from, size_t bytes)
+{
+    return copy(ctx, host, from, bytes, cudaMemcpyDeviceToHost, true);
+}
+
+static nbl_status write_later(nbl_context *ctx, void *to, const void *host, size_t bytes)
+{
+    return copy(ctx, to, host, bytes, cudaMemcpyHostToDevice, false);
+}
+
+static nbl_status read_later(nbl_context *ctx, void *host, const void *from, size_t bytes)
+{
+    return copy(ctx, host, from, bytes, cudaMemcpyDeviceToHost, false);
+}
+
+/* Lends a copy in pinned memory that the device keeps for this. */
+static nbl_status lend(nbl_context *ctx, void *memory, size_t bytes, bool read, void **host)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    if (bytes > cuda->staging_bytes) {
+        free_host(ctx, cuda->staging, cuda->staging_bytes);
+        cuda->staging_bytes = 0;
+        cuda->staging = alloc_host(ctx, bytes);
+        if (cuda->staging == NULL) return NBL_ERROR_MEMORY;
+        cuda->staging_bytes = bytes;
     }
-    return NBL_OK;
+    *host = cuda->staging;
+    return read ? read_now(ctx, *host, memory, bytes) : NBL_OK;
 }
 
-void nbl__cuda_timers_close(nbl__cuda *cuda)
-{
-    for (int i = 0; i < cuda->timer_count; i++)
-        if (cuda->timers[i]) cudaEventDestroy(cuda->timers[i]);
-    nbl__free(cuda->ctx, cuda->timers, (size_t)cuda->timer_count * sizeof *cuda->timers);
-    cuda->timers = NULL;
-    cuda->timer_count = 0;
-}
+/* ---- captured graphs: a cudaGraphExec_t ---- */
 
-nbl_status nbl__cuda_timer_record(nbl__cuda *cuda, int timer)
+static nbl_status capture_begin(nbl_context *ctx)
 {
-    CUDA_TRY(cuda, "mark", cudaEventRecord(cuda->timers[timer], cuda->stream));
-    return NBL_OK;
-}
-
-nbl_status nbl__cuda_timer_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds)
-{
-    float elapsed = 0;
-    CUDA_TRY(cuda, "mark", cudaEventElapsedTime(&elapsed, cuda->timers[from], cuda->timers[to]));
-    *milliseconds = (double)elapsed;
-    return NBL_OK;
-}
-
-nbl_status nbl__cuda_capture_begin(nbl__cuda *cuda)
-{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
     CUDA_TRY(cuda, "capture", make_current(cuda));
     CUDA_TRY(cuda, "capture", cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal));
     return NBL_OK;
 }
 
-nbl_status nbl__cuda_capture_end(nbl__cuda *cuda, bool good, void **graph)
+static nbl_status capture_end(nbl_context *ctx, bool good, void **graph)
 {
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
     cudaGraph_t recorded = NULL;
     cudaGraphExec_t ready = NULL;
     *graph = NULL;
@@ -321,18 +255,195 @@ nbl_status nbl__cuda_capture_end(nbl__cuda *cuda, bool good, void **graph)
     return NBL_OK;
 }
 
-nbl_status nbl__cuda_replay(nbl__cuda *cuda, void *graph)
+static nbl_status replay(nbl_context *ctx, void *graph)
 {
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
     CUDA_TRY(cuda, "replay", make_current(cuda));
     CUDA_TRY(cuda, "replay", cudaGraphLaunch(graph, cuda->stream));
     return NBL_OK;
 }
 
-void nbl__cuda_graph_free(nbl__cuda *cuda, void *graph)
+static void graph_free(nbl_context *ctx, void *graph)
 {
     if (graph == NULL) return;
-    make_current(cuda);
+    make_current(nbl__cuda_of(ctx));
     cudaGraphExecDestroy(graph);
 }
 
-#endif
+/* ---- timers ---- */
+
+static nbl_status timers_open(nbl_context *ctx, int count)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    CUDA_TRY(cuda, "marks", make_current(cuda));
+    NBL_TRY(NBL_ALLOC(ctx, cuda->timers, count));
+    cuda->timer_count = count;
+    for (int i = 0; i < count; i++) {
+        cudaEvent_t event;
+        CUDA_TRY(cuda, "marks", cudaEventCreate(&event));
+        cuda->timers[i] = event;
+    }
+    return NBL_OK;
+}
+
+static void timers_close(nbl_context *ctx)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    for (int i = 0; i < cuda->timer_count; i++)
+        if (cuda->timers[i]) cudaEventDestroy(cuda->timers[i]);
+    nbl__free(ctx, cuda->timers, (size_t)cuda->timer_count * sizeof *cuda->timers);
+    cuda->timers = NULL;
+    cuda->timer_count = 0;
+}
+
+static nbl_status timer_record(nbl_context *ctx, int timer)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    CUDA_TRY(cuda, "mark", cudaEventRecord(cuda->timers[timer], cuda->stream));
+    return NBL_OK;
+}
+
+static nbl_status timer_elapsed(nbl_context *ctx, int from, int to, double *milliseconds)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    float elapsed = 0;
+    CUDA_TRY(cuda, "mark", cudaEventElapsedTime(&elapsed, cuda->timers[from], cuda->timers[to]));
+    *milliseconds = (double)elapsed;
+    return NBL_OK;
+}
+
+/* ---- opening ---- */
+
+static nbl_status dequantize(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, void *to)
+{
+    return nbl__cuda_dequantize(ctx, weight, 0, weight->shape[0], dtype, 0, to, nbl__cuda_of(ctx)->stream);
+}
+
+static nbl_status machine(nbl_context *ctx, nbl__arena *arena, const char **name)
+{
+    nbl_cuda_device device = {NBL_RESULT(nbl_cuda_device)};
+    NBL_TRY(nbl_cuda_device_get(ctx, nbl__cuda_of(ctx)->index, &device));
+    *name = nbl__arena_strdup(arena, device.name);
+    return *name ? NBL_OK : NBL_ERROR_MEMORY;
+}
+
+const nbl__device nbl__cuda_template = {
+    .name = "CUDA",
+    .asynchronous = true,
+    .separate_memory = true,
+    .reads_host = true,
+    .captures = true,
+    .splits_mlp = true,
+    .joins_attention = true,
+    .joins_norm_rope = true,
+    .operations_per_host_byte = 12000, /* 600 TFLOP/s, 50 GB/s */
+    .impls = nbl__cuda_impls,
+    .kept = nbl__cuda_kept,
+    .dequantize = dequantize,
+    .machine = machine,
+    .alloc = allocate,
+    .free = deallocate,
+    .left = left,
+    .alloc_host = alloc_host,
+    .free_host = free_host,
+    .borrow_scratch = borrow_scratch,
+    .return_scratch = return_scratch,
+    .fill = fill,
+    .write = write_now,
+    .read = read_now,
+    .write_later = write_later,
+    .read_later = read_later,
+    .lend = lend,
+    .give_back = write_now,
+    .offload_open = nbl__cuda_offload_open,
+    .wait = wait,
+    .event_record = event_record,
+    .event_wait = event_wait,
+    .capture_begin = capture_begin,
+    .capture_end = capture_end,
+    .replay = replay,
+    .graph_free = graph_free,
+    .timers_open = timers_open,
+    .timers_close = timers_close,
+    .timer_record = timer_record,
+    .timer_elapsed = timer_elapsed,
+};
+
+/* What is taken of the device once all is open that opening takes: context, libraries and workspace. Other processes' memory
+ * cannot be told from that; a context takes a quarter to half a GiB, so what is beyond MAX_CONTEXT is theirs. Kernels
+ * that are loaded when first used, and captured graphs, will take some MiB. */
+static size_t taken_beside(const nbl__cuda *cuda)
+{
+    enum { MAX_CONTEXT = 640 << 20, LATER = 8 << 20 };
+    size_t free_bytes = free_bytes_of(cuda), taken = free_bytes ? cuda->memory - free_bytes : 0;
+    return (taken < MAX_CONTEXT ? taken : MAX_CONTEXT) + LATER;
+}
+
+static nbl_status open_device(nbl__cuda *cuda)
+{
+    struct cudaDeviceProp properties;
+    nbl_cuda_device device = {NBL_RESULT(nbl_cuda_device)};
+    cudaStream_t stream;
+    void *fault;
+    NBL_TRY(nbl_cuda_device_get(cuda->ctx, cuda->index, &device));
+    NBL_TRY(nbl__cuda_supports(cuda->ctx, cuda->index, &device));
+    CUDA_TRY(cuda, "open", cudaSetDevice(cuda->index));
+    CUDA_TRY(cuda, "properties", cudaGetDeviceProperties(&properties, cuda->index));
+    cuda->major = properties.major;
+    cuda->minor = properties.minor;
+    cuda->multiprocessors = properties.multiProcessorCount;
+    cuda->memory = properties.totalGlobalMem;
+    CUDA_TRY(cuda, "stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    cuda->stream = stream;
+    for (int i = 0; i < NBL_DEVICE_EVENTS; i++) {
+        cudaEvent_t event;
+        CUDA_TRY(cuda, "event", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+        cuda->events[i] = event;
+    }
+    CUDA_TRY(cuda, "host memory", cudaHostAlloc(&fault, sizeof *cuda->fault, cudaHostAllocMapped));
+    cuda->fault = fault;
+    memset(fault, 0, sizeof *cuda->fault);
+    CUDA_TRY(cuda, "host memory",
+             cudaHostAlloc(&cuda->device.mailbox, NBL_DEVICE_MAILBOX, cudaHostAllocMapped));
+    cuda->workspace_bytes = WORKSPACE_BYTES;
+    cuda->workspace = take(cuda, cuda->workspace_bytes);
+    if (cuda->workspace == NULL) return NBL_ERROR_MEMORY;
+    NBL_TRY(nbl__blas_open(cuda, &cuda->blas));
+    cuda->device.bytes_beside = taken_beside(cuda);
+    return NBL_OK;
+}
+
+static void close_device(nbl__device *device)
+{
+    nbl__cuda *cuda = (nbl__cuda *)(void *)device;
+    if (cuda->stream) cudaStreamSynchronize(cuda->stream);
+    nbl__cuda_offload_close(cuda);
+    if (cuda->blas) nbl__blas_close(cuda, cuda->blas);
+    release(cuda, cuda->workspace, cuda->workspace_bytes);
+    if (cuda->fault) cudaFreeHost(cuda->fault);
+    if (cuda->device.mailbox) cudaFreeHost(cuda->device.mailbox);
+    if (cuda->staging) cudaFreeHost(cuda->staging);
+    for (int i = 0; i < NBL_DEVICE_EVENTS; i++)
+        if (cuda->events[i]) cudaEventDestroy(cuda->events[i]);
+    if (cuda->stream) cudaStreamDestroy(cuda->stream);
+    nbl__free(cuda->ctx, cuda, sizeof *cuda);
+}
+
+nbl_status nbl_context_use_cuda(nbl_context *ctx, int index)
+{
+    NBL_CHECK(ctx, nbl__context_device(ctx) == NULL, NBL_ERROR_ARGUMENT,
+              "the context already runs on a device");
+    nbl__cuda *cuda = nbl__alloc(ctx, sizeof *cuda);
+    if (cuda == NULL) return NBL_ERROR_MEMORY;
+    const char *verbose = getenv("NIBBLE_VERBOSE"), *debug = getenv("NIBBLE_CUDA_DEBUG");
+    cuda->device = nbl__cuda_template;
+    cuda->device.debugs = debug && strcmp(debug, "1") == 0;
+    cuda->device.captures = !cuda->device.debugs; /* a captured graph cannot wait for each kernel */
+    cuda->device.profiles = verbose && strcmp(verbose, "profile") == 0;
+    cuda->ctx = ctx;
+    cuda->index = index;
+    nbl_status status = open_device(cuda);
+    if (status == NBL_OK) nbl__context_set_device(ctx, &cuda->device, close_device);
+    else close_device(&cuda->device);
+    return status;
+}

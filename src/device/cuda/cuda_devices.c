@@ -1,13 +1,10 @@
-/* cuda_devices.c - the CUDA devices of this machine, as nibble.h tells of them. Every build has this file: without the
- * backend it says so. */
+/* cuda_devices.c - the CUDA devices of this machine, as nibble.h tells of them. */
 #include "device/cuda/cuda.h"
 
+#include <cuda_runtime_api.h>
 #include <stdio.h>
 
 #include "ops/gemm/cuda/cublaslt.h"
-
-#ifdef NIBBLE_CUDA_BUILT
-#include <cuda_runtime_api.h>
 
 bool nbl_cuda_built(void)
 {
@@ -70,34 +67,3 @@ bool nbl_cuda_usable(nbl_context *ctx)
               device.name);
     return false;
 }
-
-#else
-
-bool nbl_cuda_built(void)
-{
-    return false;
-}
-
-nbl_status nbl_cuda_device_count(nbl_context *ctx, int *count)
-{
-    NBL_CHECK(ctx, count != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_count: count is NULL");
-    *count = 0;
-    return nbl__fail(ctx, NBL_ERROR_UNSUPPORTED, "no CUDA device: this library was built without CUDA");
-}
-
-nbl_status nbl_cuda_device_get(nbl_context *ctx, int index, nbl_cuda_device *result)
-{
-    int count;
-    (void)index;
-    NBL_CHECK(ctx, result != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_get: device is NULL");
-    NBL_TRY(NBL_RESULT_BEGIN(ctx, nbl_cuda_device, result));
-    return nbl_cuda_device_count(ctx, &count);
-}
-
-bool nbl_cuda_usable(nbl_context *ctx)
-{
-    int count;
-    return nbl_cuda_device_count(ctx, &count) == NBL_OK;
-}
-
-#endif

@@ -92,7 +92,7 @@ static inline bool is_aligned(const void *p, size_t to)
 }
 static inline cudaStream_t stream_of(const nbl__call *call)
 {
-    return static_cast<cudaStream_t>(call->cuda->stream);
+    return static_cast<cudaStream_t>(nbl__call_cuda(call)->stream);
 }
 /* The status of the launches since the last call. */
 static inline nbl_status launched(const nbl__call *call)

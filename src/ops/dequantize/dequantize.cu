@@ -11,7 +11,7 @@
  * blocks beat a persistent grid by a tenth, stores past the caches win a little over plain ones, and results that go through
  * shared memory and bulk copies lose. */
 #include "ops/dequantize/dequantize_value.cuh"
-#include "ops/dequantize/dequantize.h"
+#include "ops/dequantize/dequantize_cuda.h"
 
 using namespace nbl_cuda;
 

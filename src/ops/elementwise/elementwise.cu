@@ -220,8 +220,6 @@ nbl_status run_finite(const nbl__call *call, const void *arguments)
 } // namespace
 
 extern "C" {
-extern const nbl__impl nbl__add_cuda, nbl__scale_cuda, nbl__cast_cuda, nbl__check_finite_cuda;
-extern const nbl__impl nbl__add_backward_cuda, nbl__scale_backward_cuda, nbl__cast_backward_cuda;
 const nbl__impl nbl__add_cuda = {"add_cuda", NBL_ISA_SCALAR, nullptr, nullptr, run_add};
 const nbl__impl nbl__scale_cuda = {"scale_cuda", NBL_ISA_SCALAR, nullptr, nullptr, run_scale};
 const nbl__impl nbl__cast_cuda = {"cast_cuda", NBL_ISA_SCALAR, nullptr, nullptr, run_cast};

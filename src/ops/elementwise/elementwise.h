@@ -83,6 +83,5 @@ extern const nbl__impl nbl__gated_ref, nbl__gated_backward_ref;
 extern const nbl__impl nbl__add_cpu, nbl__cast_cpu, nbl__scale_cpu, nbl__check_finite_cpu;
 extern const nbl__impl nbl__add_backward_cpu, nbl__cast_backward_cpu, nbl__scale_backward_cpu;
 extern const nbl__impl nbl__gated_cpu, nbl__gated_backward_cpu;
-extern const nbl__impl nbl__gated_cuda, nbl__gated_backward_cuda;
 
 #endif

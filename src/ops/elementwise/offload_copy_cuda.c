@@ -7,8 +7,6 @@
 
 #include "device/cuda/cuda.h"
 
-#ifdef NIBBLE_CUDA_BUILT
-
 #include <cuda_runtime_api.h>
 
 struct nbl__cuda_offload {
@@ -24,10 +22,11 @@ static nbl_status check(nbl__cuda *cuda, cudaError_t error)
                      cuda->index, cudaGetErrorString(error));
 }
 
-nbl_status nbl__cuda_offload_open(nbl__cuda *cuda)
+nbl_status nbl__cuda_offload_open(nbl_context *ctx)
 {
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
     if (cuda->offload) return NBL_OK;
-    struct nbl__cuda_offload *offload = nbl__alloc(cuda->ctx, sizeof *offload);
+    struct nbl__cuda_offload *offload = nbl__alloc(ctx, sizeof *offload);
     if (offload == NULL) return NBL_ERROR_MEMORY;
     cuda->offload = offload;
     cudaError_t error = cudaSetDevice(cuda->index);
@@ -66,7 +65,7 @@ static nbl_status copy(nbl__cuda *cuda, int slot, void *to, const void *from, si
 static nbl_status run(const nbl__call *call, const void *arguments)
 {
     const nbl__offload_copy *a = arguments;
-    nbl__cuda *cuda = call->cuda;
+    nbl__cuda *cuda = nbl__call_cuda(call);
     switch (a->what) {
     case NBL_OFFLOAD_STORE:
         return copy(cuda, a->slot, a->host, a->x.data, nbl__offload_copy_bytes(&a->x),
@@ -78,20 +77,4 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     }
 }
 
-extern const nbl__impl nbl__offload_copy_cuda;
 const nbl__impl nbl__offload_copy_cuda = {"offload_copy_cuda", NBL_ISA_SCALAR, NULL, NULL, run};
-
-#else
-
-nbl_status nbl__cuda_offload_open(nbl__cuda *cuda)
-{
-    (void)cuda;
-    return NBL_ERROR_INTERNAL;
-}
-
-void nbl__cuda_offload_close(nbl__cuda *cuda)
-{
-    (void)cuda;
-}
-
-#endif

@@ -136,7 +136,7 @@ template <typename T> nbl_status forward(const nbl__call *call, const nbl__embed
                  a->w.shape[0],
                  a->w.shape[1],
                  held_by<T>(a->scale),
-                 call->cuda->fault};
+                 nbl__call_cuda(call)->fault};
     bool runs = l.columns % RUN == 0 && is_aligned(a->y.data, 16);
     cudaStream_t stream = stream_of(call);
     if (tokens == 0 || l.columns == 0) return NBL_OK;
@@ -248,7 +248,7 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
     c.dy = a->dy.data;
     c.dw = static_cast<float *>(a->dw.data);
     c.padding = a->padding;
-    c.fault = call->cuda->fault;
+    c.fault = nbl__call_cuda(call)->fault;
     c.accumulate = a->accumulate;
     size_t bytes = static_cast<size_t>(c.vocabulary) * 2 * sizeof(int);
     c.first = static_cast<int *>(nbl__cut_bytes(&cut, bytes));

@@ -32,6 +32,5 @@ nbl_status nbl__embedding_check_ids(nbl_context *ctx, const char *op, const nbl_
 
 extern const nbl__impl nbl__embedding_ref, nbl__embedding_backward_ref;
 extern const nbl__impl nbl__embedding_cpu, nbl__embedding_backward_cpu;
-extern const nbl__impl nbl__embedding_cuda, nbl__embedding_backward_cuda;
 
 #endif

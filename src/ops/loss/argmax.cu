@@ -6,7 +6,6 @@
 
 extern "C" {
 #include "ops/loss/argmax.h"
-extern const nbl__impl nbl__argmax_cuda;
 }
 
 using namespace nbl_cuda;

@@ -24,9 +24,8 @@
 #include "ops/loss/cross_entropy_whole.cuh"
 
 extern "C" {
-#include "ops/dequantize/dequantize.h"
+#include "ops/dequantize/dequantize_cuda.h"
 #include "ops/elementwise/elementwise.h"
-extern const nbl__impl nbl__cast_cuda;
 }
 
 using namespace nbl_cuda;
@@ -146,7 +145,7 @@ nbl_status dequantize(const nbl__call *call, const pass *p, int64_t begin, int64
     const nbl_weight *w = &p->a->w;
     if (w->format != NBL_FORMAT_DENSE)
         return nbl__cuda_dequantize(call->ctx, w, begin, begin + count, p->a->dtype, 0, p->dequantized,
-                                    call->cuda->stream);
+                                    nbl__call_cuda(call)->stream);
     const uint8_t *from = static_cast<const uint8_t *>(w->data) +
                           static_cast<size_t>(begin * p->hidden) * nbl__size_of(w->dtype);
     return cast(call, w->dtype, from, p->a->dtype, p->dequantized, count * p->hidden);
@@ -358,13 +357,13 @@ nbl_status run(const nbl__call *call, const nbl__cross_entropy *a, bool backward
     layout(call->ctx, a, backward, call->scratch, &p);
     if (p.tiles && p.tokens > 0) {
         nbl__gemm_sm90 product = exponentials_of(&p, 0, p.rows);
-        if (nbl__gemm_sm90_can(call->cuda, &product)) without_tiles(&p);
+        if (nbl__gemm_sm90_can(nbl__call_cuda(call), &product)) without_tiles(&p);
     }
     logit_rows l = rows_of(&p);
     if (backward && !p.want_dx && !p.want_dw) return NBL_OK;
     share_kernel<<<1, THREADS, 0, stream>>>(
         l.labels, p.tokens, p.vocabulary, a->reduction == NBL_REDUCTION_MEAN,
-        static_cast<const float *>(a->denominator.data), p.share, call->cuda->fault);
+        static_cast<const float *>(a->denominator.data), p.share, nbl__call_cuda(call)->fault);
     if (p.tokens > 0 && p.range > 0 && p.range == p.vocabulary) NBL_TRY(dequantize(call, &p, 0, p.vocabulary));
     if (p.tiles && p.tokens > 0) make_powers(call, &p, l.labels);
     for (int64_t first = 0; first < p.tokens; first += p.rows) {

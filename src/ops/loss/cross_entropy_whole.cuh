@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(WHOLE_THREADS) whole_kernel(logit_rows a)
 
 static inline bool can_be_whole(const nbl__call *call, int64_t vocabulary)
 {
-    return call->cuda->major >= 9 && vocabulary <= MAX_WHOLE;
+    return nbl__call_cuda(call)->major >= 9 && vocabulary <= MAX_WHOLE;
 }
 
 template <typename T, bool GRADIENT, bool CAP, bool PLAIN>

@@ -397,7 +397,7 @@ static inline unsigned blocks_for(const nbl__call *call, KERNEL kernel, const no
     if (shared > 16 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, plan.threads, plan.shared);
     if (per_processor < 1) per_processor = 1; /* the launch reports the error */
-    int64_t max = static_cast<int64_t>(per_processor) * call->cuda->multiprocessors,
+    int64_t max = static_cast<int64_t>(per_processor) * nbl__call_cuda(call)->multiprocessors,
             needed = ceil_div(rows, plan.sets);
     if (max > NORM_MAX_BLOCKS) max = NORM_MAX_BLOCKS;
     return static_cast<unsigned>(needed < max ? needed : max);

@@ -21,6 +21,4 @@ typedef struct nbl__norm_rope {
     nbl_tensor y, dy, dx;
 } nbl__norm_rope;
 
-extern const nbl__impl nbl__norm_rope_cuda, nbl__norm_rope_backward_cuda;
-
 #endif

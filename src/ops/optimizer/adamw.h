@@ -41,6 +41,6 @@ nbl__adamw_factors nbl__adamw_factors_of(const nbl__adamw *a);
 /* grad_scale · grad_factor, where grad_factor is readable on the host. */
 double nbl__adamw_scale(const nbl__adamw *a);
 
-extern const nbl__impl nbl__adamw_ref, nbl__adamw_cpu, nbl__adamw_cuda;
+extern const nbl__impl nbl__adamw_ref, nbl__adamw_cpu;
 
 #endif

@@ -46,6 +46,6 @@ static inline double nbl__clip_factor(double norm, double max_norm)
     return fmin(1, max_norm / (norm + 1e-6));
 }
 
-extern const nbl__impl nbl__grad_norm_ref, nbl__grad_norm_cpu, nbl__grad_norm_cuda;
+extern const nbl__impl nbl__grad_norm_ref, nbl__grad_norm_cpu;
 
 #endif

@@ -10,10 +10,6 @@
  * Also here: what backward begins with (delta and lse by head) and the gradient of the sinks. */
 #include "ops/attention/cuda/attention.cuh"
 
-extern "C" {
-extern const nbl__impl nbl__attention_cuda, nbl__attention_backward_cuda;
-}
-
 namespace nbl_cuda
 {
 
@@ -44,7 +40,7 @@ attention_problem attention_problem_of(const nbl__call *call, const nbl__attenti
     p.scale = static_cast<float>(scale);
     p.sinks = a->sinks.data;
     p.sinks_dtype = a->sinks.dtype;
-    p.fault = call->cuda->fault;
+    p.fault = nbl__call_cuda(call)->fault;
     return p;
 }
 

@@ -5,11 +5,6 @@
 #include "ops/attention/cuda/attention_keys.cuh"
 #include "ops/attention/cuda/attention_queries.cuh"
 
-extern "C" {
-extern const nbl__impl nbl__attention_mma, nbl__attention_backward_mma;
-extern const nbl__impl nbl__attention_backward_sm90;
-}
-
 using namespace nbl_cuda;
 
 namespace
@@ -25,13 +20,14 @@ struct pass {
     {
         attention_items items = items_of(call, p, Shape::ROWS, heads);
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::BYTES);
-        kernel<<<static_cast<unsigned>(call->cuda->multiprocessors * blocks_each), Shape::THREADS,
+        kernel<<<static_cast<unsigned>(nbl__call_cuda(call)->multiprocessors * blocks_each), Shape::THREADS,
                  Shape::BYTES, stream_of(call)>>>(p, data, maps, items);
     }
 
     template <typename T, int WIDE, bool CAP> void keys() const
     {
-        bool many = static_cast<int64_t>(p.tokens) / 128 * p.key_heads > 2 * call->cuda->multiprocessors;
+        int64_t items = static_cast<int64_t>(p.tokens) / 128 * p.key_heads;
+        bool many = items > 2 * nbl__call_cuda(call)->multiprocessors;
         if constexpr (!CAP) /* its registers are too few for a cap */
             if (!many)
                 return launch<keys_shape<WIDE, 1>>(backward_keys_sm90<T, WIDE, 1, CAP>, p.key_heads, 2);
@@ -64,7 +60,7 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
     attention_problem p = attention_problem_of(call, a);
     attention_data data = attention_data_of(a);
     attention_maps maps;
-    if (call->cuda->major != 9 || !attention_maps_of(call, a, p, &maps))
+    if (nbl__call_cuda(call)->major != 9 || !attention_maps_of(call, a, p, &maps))
         return nbl__attention_backward_mma.run(call, arguments);
     attention_rows rows = attention_rows_of(call, a, &data);
     if (!data.dq && !data.sums) attention_rows_make(call, a, p, &data); /* else the walk for dQ does it */

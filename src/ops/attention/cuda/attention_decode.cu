@@ -17,10 +17,6 @@
  * results are f32. */
 #include "ops/attention/cuda/attention_decode.cuh"
 
-extern "C" {
-extern const nbl__impl nbl__attention_decode_cuda;
-}
-
 using namespace nbl_cuda;
 
 namespace
@@ -310,7 +306,7 @@ nbl_status run(const nbl__call *call, const void *arguments)
              is_aligned(p.v, 16);
     p.factor = static_cast<float>(a->softcap != 0 ? scale / a->softcap : scale * 1.4426950408889634);
     p.cap = a->softcap * LOG2_E;
-    p.fault = call->cuda->fault;
+    p.fault = nbl__call_cuda(call)->fault;
     bool mma = a->dtype == a->k.dtype && a->dtype != NBL_DTYPE_F32 && p.size <= 256 && p.wide &&
                is_aligned(p.q, 16);
     if (mma) decode_mma_launch(p, a->q.shape[0], stream_of(call));

@@ -7,10 +7,6 @@
  * for tiles where few blocks fit. */
 #include "ops/attention/cuda/attention.cuh"
 
-extern "C" {
-extern const nbl__impl nbl__attention_f32, nbl__attention_backward_f32;
-}
-
 using namespace nbl_cuda;
 
 namespace

@@ -265,7 +265,7 @@ static inline bool attention_maps_of(const nbl__call *call, const nbl__attention
 {
     const nbl_tensor *from[5] = {&a->q, &a->k, &a->v, &a->out, &a->dout};
     CUtensorMap *to[5] = {&maps->q, &maps->k, &maps->v, &maps->out, &maps->dout};
-    nbl_sm90::map_encoder encode = nbl_sm90::find_encoder(call->cuda);
+    nbl_sm90::map_encoder encode = nbl_sm90::find_encoder(nbl__call_cuda(call));
     memset(maps, 0, sizeof *maps);
     if (!p.wide || p.tokens == 0) return true;
     for (int i = 0; encode != NULL && i < 5; i++) {
@@ -288,8 +288,9 @@ static inline bool attention_maps_of(const nbl__call *call, const nbl__attention
 /* Tiles of `rows` rows of each head; the counter lies where libraries work, which are not at work now. */
 static inline attention_items items_of(const nbl__call *call, const attention_problem &p, int rows, int heads)
 {
-    cudaMemsetAsync(call->cuda->workspace, 0, sizeof(unsigned), stream_of(call));
-    return {static_cast<unsigned *>(call->cuda->workspace), (p.tokens / rows + p.sequences) * heads};
+    cudaMemsetAsync(nbl__call_cuda(call)->workspace, 0, sizeof(unsigned), stream_of(call));
+    return {static_cast<unsigned *>(nbl__call_cuda(call)->workspace),
+            (p.tokens / rows + p.sequences) * heads};
 }
 
 } // namespace nbl_cuda

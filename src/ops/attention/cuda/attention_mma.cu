@@ -14,10 +14,6 @@
  * gradient is written once, its terms added in a fixed order. */
 #include "ops/attention/cuda/attention_tiles.cuh"
 
-extern "C" {
-extern const nbl__impl nbl__attention_mma, nbl__attention_backward_mma;
-}
-
 using namespace nbl_cuda;
 
 namespace

@@ -7,11 +7,6 @@
  * Limit: the matrix unit, and the exponentials. */
 #include "ops/attention/cuda/attention_feed.cuh"
 
-extern "C" {
-extern const nbl__impl nbl__attention_mma;
-extern const nbl__impl nbl__attention_sm90;
-}
-
 using namespace nbl_cuda;
 
 namespace
@@ -202,7 +197,7 @@ void launch_forward_of(const attention_problem &p, const attention_data &data, c
 {
     typedef forward_shape<WIDE> z;
     attention_items items = items_of(call, p, z::ROWS, p.heads);
-    unsigned blocks = static_cast<unsigned>(call->cuda->multiprocessors);
+    unsigned blocks = static_cast<unsigned>(nbl__call_cuda(call)->multiprocessors);
     cudaFuncSetAttribute(forward_sm90<T, WIDE, BENT>, cudaFuncAttributeMaxDynamicSharedMemorySize, z::BYTES);
     forward_sm90<T, WIDE, BENT><<<blocks, z::THREADS, z::BYTES, stream_of(call)>>>(p, data, maps, items);
 }
@@ -221,7 +216,7 @@ nbl_status run_forward(const nbl__call *call, const void *arguments)
     attention_problem p = attention_problem_of(call, a);
     attention_data data = attention_data_of(a);
     attention_maps maps;
-    if (call->cuda->major != 9 || !attention_maps_of(call, a, p, &maps))
+    if (nbl__call_cuda(call)->major != 9 || !attention_maps_of(call, a, p, &maps))
         return nbl__attention_mma.run(call, arguments);
     if (a->dtype == NBL_DTYPE_F16)
         (p.size <= 64 ? launch_forward<__half, 64> : launch_forward<__half, 128>)(p, data, maps, call);

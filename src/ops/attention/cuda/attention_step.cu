@@ -14,10 +14,6 @@
 #include "ops/attention/cuda/attention_decode.cuh"
 #include "ops/common/dependent_launch.cuh"
 
-extern "C" {
-extern const nbl__impl nbl__attention_step_fast, nbl__attention_step_cuda, nbl__attention_decode_cuda;
-}
-
 using namespace nbl_cuda;
 
 namespace
@@ -392,7 +388,7 @@ nbl_status run_fast(const nbl__call *call, const void *arguments)
     step_problem p = problem_of(a);
     if (a->q.shape[0] == 0 || p.d.cached == 0) return NBL_OK;
     if (!is_all_aligned(a)) return run_general(call, arguments);
-    p.d.fault = call->cuda->fault;
+    p.d.fault = nbl__call_cuda(call)->fault;
     if (a->dtype == NBL_DTYPE_F16) launch<__half>(p, a->q.shape[0], stream_of(call));
     else launch<__nv_bfloat16>(p, a->q.shape[0], stream_of(call));
     return launched(call);

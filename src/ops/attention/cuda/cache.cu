@@ -6,7 +6,6 @@
 
 extern "C" {
 #include "ops/attention/cache.h"
-extern const nbl__impl nbl__kv_write_cuda, nbl__take_rows_cuda;
 }
 
 using namespace nbl_cuda;
@@ -62,7 +61,7 @@ nbl_status launch(const nbl__call *call, void *to, const void *from, const nbl_t
               static_cast<unsigned>((width + THREADS * RUN - 1) / (THREADS * RUN)));
     move_rows<To, From, WRITE><<<grid, THREADS, 0, stream_of(call)>>>(
         static_cast<To *>(to), static_cast<const From *>(from), static_cast<const int32_t *>(rows->data),
-        limit, width, wide, call->cuda->fault);
+        limit, width, wide, nbl__call_cuda(call)->fault);
     return launched(call);
 }
 

@@ -11,7 +11,6 @@
  * Descriptors and the heuristic are host work, so both may happen during a capture. */
 #include "ops/gemm/cuda/cublaslt.h"
 
-#ifdef NIBBLE_CUDA_BUILT
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -294,7 +293,7 @@ static cublasStatus_t find_plan(struct nbl__blas *blas, size_t workspace, const 
 static nbl_status multiply(const nbl__call *call, const key *k, const void *a, const void *b, void *c,
                            const void *alpha, const void *beta)
 {
-    nbl__cuda *cuda = call->cuda;
+    nbl__cuda *cuda = nbl__call_cuda(call);
     struct nbl__blas *blas = cuda->blas;
     plan once, *p;
     cublasStatus_t status = find_plan(blas, cuda->workspace_bytes, k, &once, &p);
@@ -320,7 +319,7 @@ static nbl_status multiply_nothing(const nbl__call *call, const nbl__gemm *g, co
     for (int64_t i = 0; i < k->batch; i++) {
         cudaError_t error = cudaMemset2DAsync((char *)g->c + (size_t)(i * k->c_stride) * size,
                                               (size_t)k->ldc * size, 0, (size_t)k->n * size, (size_t)k->m,
-                                              call->cuda->stream);
+                                              nbl__call_cuda(call)->stream);
         NBL_CHECK(call->ctx, error == cudaSuccess, NBL_ERROR_INTERNAL, "%s: %s", call->op,
                   cudaGetErrorString(error));
     }
@@ -341,7 +340,7 @@ nbl_status nbl__cuda_gemm(const nbl__call *call, const nbl__gemm *g)
     k.a_transposed = g->a_transposed, k.b_transposed = g->b_transposed, k.reads_c = g->beta != 0;
     if (g->m == 0 || g->n == 0) return NBL_OK;
     if (g->k == 0) return multiply_nothing(call, g, &k);
-    if (call->cuda->blas == NULL) return missing(call);
+    if (nbl__call_cuda(call)->blas == NULL) return missing(call);
     k.a_align = alignment_of(g->a, k.batch, k.a_stride, k.dtype);
     k.b_align = alignment_of(g->b, k.batch, k.b_stride, k.dtype);
     k.c_align = alignment_of(g->c, k.batch, k.c_stride, k.c_dtype);
@@ -361,23 +360,7 @@ nbl_status nbl__cuda_gemm_i8(const nbl__call *call, int64_t m, int64_t n, int64_
     it.c_align = alignment_of(c, 1, 0, it.c_dtype);
     if (m == 0 || n == 0) return NBL_OK;
     /* The library's integer products need rows that are multiples of 4 bytes. */
-    if (k % 4 != 0 || n % 4 != 0 || it.a_align < 4 || it.b_align < 4 || call->cuda->blas == NULL)
+    if (k % 4 != 0 || n % 4 != 0 || it.a_align < 4 || it.b_align < 4 || nbl__call_cuda(call)->blas == NULL)
         return nbl__cuda_gemm_i8_plain(call, m, n, k, a, b, c);
     return multiply(call, &it, a, b, c, &one, &zero);
 }
-
-#else
-
-nbl_status nbl__blas_open(nbl__cuda *cuda, struct nbl__blas **blas)
-{
-    (void)cuda;
-    *blas = NULL;
-    return NBL_OK;
-}
-
-void nbl__blas_close(nbl__cuda *cuda, struct nbl__blas *blas)
-{
-    (void)cuda, (void)blas;
-}
-
-#endif

@@ -166,10 +166,10 @@ extern "C" size_t nbl__gemm_lowrank_scratch(const nbl__cuda *cuda, const nbl__ge
 extern "C" nbl_status nbl__gemm_lowrank_run(const nbl__call *call, const nbl__gemm_lowrank *s, void *scratch)
 {
     if (s->rows == 0) return NBL_OK;
-    map_encoder encode = find_encoder(call->cuda);
+    map_encoder encode = find_encoder(nbl__call_cuda(call));
     NBL_CHECK(call->ctx, encode != NULL, NBL_ERROR_UNSUPPORTED,
               "%s: the driver has no cuTensorMapEncodeTiled", call->op);
-    plan plan = plan_of(call->cuda, s);
+    plan plan = plan_of(nbl__call_cuda(call), s);
     lowrank_job job = {};
     gather_job sums = {};
     int additions = 0;

@@ -220,10 +220,10 @@ extern "C" const char *nbl__gemm_sm90_can(const nbl__cuda *cuda, const nbl__gemm
 
 extern "C" nbl_status nbl__gemm_sm90_run(const nbl__call *call, const nbl__gemm_sm90 *p)
 {
-    encoder encode = find_encoder(call->cuda);
+    encoder encode = find_encoder(nbl__call_cuda(call));
     NBL_CHECK(call->ctx, encode != NULL, NBL_ERROR_UNSUPPORTED,
               "%s: the driver has no cuTensorMapEncodeTiled", call->op);
-    const variant *v = choose(p, call->cuda->multiprocessors);
+    const variant *v = choose(p, nbl__call_cuda(call)->multiprocessors);
     job job;
     memset(&job, 0, sizeof job);
     if (p->m == 0 || (p->part_count == 0 && p->n == 0)) return NBL_OK;
@@ -243,7 +243,7 @@ extern "C" nbl_status nbl__gemm_sm90_run(const nbl__call *call, const nbl__gemm_
     job.act = p->act;
     job.m = p->m, job.n = p->n;
     int64_t units = static_cast<int64_t>(job.units_down) * job.first_right[job.parts],
-            at_once = call->cuda->multiprocessors / v->cluster;
+            at_once = nbl__call_cuda(call)->multiprocessors / v->cluster;
     cudaLaunchAttribute attributes[2];
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = static_cast<unsigned>(v->cluster);

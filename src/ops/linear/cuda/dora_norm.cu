@@ -106,6 +106,5 @@ nbl_status run(const nbl__call *call, const void *arguments)
 } // namespace
 
 extern "C" {
-extern const nbl__impl nbl__dora_norm_cuda;
 const nbl__impl nbl__dora_norm_cuda = {"dora_norm_cuda", NBL_ISA_SCALAR, NULL, NULL, run};
 }

@@ -48,7 +48,7 @@ static nbl_status run_group(const nbl__call *call, const void *arguments)
     nbl__gemv_one one;
     if (call->around.before.op && nbl__cuda_norm_joins(call->around.before.op->name,
                                                        call->around.before.arguments, call->op, group, &one))
-        return nbl__cuda_gemv_one(call->ctx, &one, call->cuda->stream);
+        return nbl__cuda_gemv_one(call->ctx, &one, nbl__call_cuda(call)->stream);
     nbl__linear_group_spread(group, members);
     return nbl__cuda_linear_run(call, members, group->count);
 }
@@ -61,8 +61,6 @@ static nbl_status run_group_backward(const nbl__call *call, const void *argument
     return nbl__cuda_linear_backward_run(call, members, group->count);
 }
 
-extern const nbl__impl nbl__linear_cuda, nbl__linear_backward_cuda;
-extern const nbl__impl nbl__linear_group_cuda, nbl__linear_group_backward_cuda;
 const nbl__impl nbl__linear_cuda = {"linear_cuda", NBL_ISA_SCALAR, NULL, linear_scratch, run_linear};
 const nbl__impl nbl__linear_backward_cuda = {"linear_backward_cuda", NBL_ISA_SCALAR, NULL,
                                              linear_backward_scratch, run_linear_backward};
@@ -79,14 +77,6 @@ size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments)
     const nbl__linear_group *group = arguments;
     nbl__linear_group_spread(group, members);
     return nbl__cuda_fast_kept(members, group->count);
-}
-
-#else
-
-size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments)
-{
-    (void)impl, (void)arguments;
-    return 0;
 }
 
 #endif

@@ -32,7 +32,7 @@ nbl_status nbl__fold_forward(const nbl__fast *j, bool *done)
             y.sources[next++] = (nbl__gemm_sm90_source){
                 .a = nbl__fast_at(j->t, l->t_first), .lda = j->t_ld, .b = l->lora_b, .k = l->wide};
     }
-    *done = nbl__gemm_sm90_can(j->call->cuda, &y) == NULL;
+    *done = nbl__gemm_sm90_can(nbl__call_cuda(j->call), &y) == NULL;
     if (!*done) return NBL_OK;
     NBL_TRY(dequantize(j));
     return nbl__gemm_sm90_run(j->call, &y);
@@ -50,7 +50,7 @@ nbl_status nbl__fold_dx(const nbl__fast *j, bool begun, bool *done)
     else if (j->wide > 0)
         dx.sources[dx.count++] = (nbl__gemm_sm90_source){
             .a = j->u, .lda = j->wide, .b = j->lora_a, .k = j->wide};
-    *done = nbl__gemm_sm90_can(j->call->cuda, &dx) == NULL;
+    *done = nbl__gemm_sm90_can(nbl__call_cuda(j->call), &dx) == NULL;
     if (!*done) return NBL_OK;
     NBL_TRY(dequantize(j));
     return nbl__gemm_sm90_run(j->call, &dx);

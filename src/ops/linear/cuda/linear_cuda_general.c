@@ -4,14 +4,12 @@
 #ifdef NIBBLE_CUDA_BUILT
 
 #include "ops/gemm/cuda/cublaslt.h"
-#include "ops/dequantize/dequantize.h"
+#include "ops/dequantize/dequantize_cuda.h"
 #include "ops/linear/cuda/dropout_cuda.h"
 #include "ops/linear/cuda/lora_decode.h"
 #include "ops/gemv/cuda/gemv_cuda.h"
 #include "ops/linear/cuda/linear_helpers.h"
 #include "ops/linear/dora_norm.h"
-
-extern const nbl__impl nbl__dora_norm_cuda;
 
 /* Adapters multiply in f32 beside f16, whose range is too small for them and their gradients, and where there are few
  * tokens: there an error of one of them is not evened out by the others'. */
@@ -189,7 +187,8 @@ nbl_status nbl__cuda_linear_weight(nbl__cuda_linears *j, const nbl__cuda_linear_
     if (from->format == NBL_FORMAT_DENSE)
         return convert(j->call, l->out, j->in, from->data, from->dtype, j->dtype, NULL, j->w, j->product);
     void *first = j->product == j->dtype ? j->w : j->w_half;
-    NBL_TRY(nbl__cuda_dequantize(j->call->ctx, from, 0, l->out, j->dtype, 0, first, j->call->cuda->stream));
+    NBL_TRY(nbl__cuda_dequantize(j->call->ctx, from, 0, l->out, j->dtype, 0, first,
+                                 nbl__call_cuda(j->call)->stream));
     if (first == j->w) return NBL_OK;
     return convert(j->call, l->out, j->in, first, j->dtype, j->dtype, NULL, j->w, j->product);
 }
@@ -346,14 +345,14 @@ static nbl_status products_at_once(nbl__cuda_linears *j, bool *done)
     }
     if (!nbl__cuda_gemv_one_takes(&one)) return NBL_OK;
     *done = true;
-    return nbl__cuda_gemv_one(j->call->ctx, &one, j->call->cuda->stream);
+    return nbl__cuda_gemv_one(j->call->ctx, &one, nbl__call_cuda(j->call)->stream);
 }
 
 /* `multiplied`: products_at_once has been here. */
 static nbl_status forward_small_batch(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, bool multiplied)
 {
     const nbl__linear *a = l->a;
-    void *stream = j->call->cuda->stream;
+    void *stream = nbl__call_cuda(j->call)->stream;
     bool has_bias = nbl__given(&a->bias), dense = is_for_dense_gemv(j, l);
     nbl_tensor none = {0};
     if (dense)

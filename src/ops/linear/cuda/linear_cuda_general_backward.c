@@ -163,8 +163,8 @@ static nbl_status clear(const nbl__cuda_linears *j, const nbl__linear *a)
     const nbl_tensor *gradients[] = {&a->dlora_a, &a->dlora_b, &a->dbias, &a->dmagnitude, &a->dw};
     for (size_t i = 0; i < sizeof gradients / sizeof *gradients; i++)
         if (wanted(gradients[i]) && !a->accumulate)
-            NBL_TRY(nbl__cuda_fill(j->call->cuda, gradients[i]->data, 0,
-                                   (size_t)nbl__tensor_elements(gradients[i]) * sizeof(float)));
+            NBL_TRY(j->call->device->fill(j->call->ctx, gradients[i]->data, 0,
+                                          (size_t)nbl__tensor_elements(gradients[i]) * sizeof(float)));
     return NBL_OK;
 }
 

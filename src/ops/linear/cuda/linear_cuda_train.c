@@ -17,7 +17,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ops/dequantize/dequantize.h"
+#include "ops/dequantize/dequantize_cuda.h"
 #include "ops/linear/cuda/dropout_cuda.h"
 #include "ops/linear/cuda/linear_helpers.h"
 #include "ops/gemm/cuda/gemm_tall_skinny.h"
@@ -169,7 +169,7 @@ size_t nbl__cuda_fast_scratch(const nbl__cuda *cuda, const nbl__linear *members,
 nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
                           bool backward)
 {
-    open_job(j, call->cuda, call, members, count, backward, call->scratch);
+    open_job(j, nbl__call_cuda(call), call, members, count, backward, call->scratch);
     NBL_CHECK(call->ctx, j->used <= call->scratch_bytes, NBL_ERROR_INTERNAL,
               "%s: scratch of %zu bytes; %zu are needed", call->op, call->scratch_bytes, j->used);
     return NBL_OK;
@@ -309,7 +309,7 @@ nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
 nbl_status nbl__fast_dequantize(const nbl__fast *j, const nbl__linear_train *l, void *to)
 {
     return nbl__cuda_dequantize(j->call->ctx, &l->a->w, 0, l->out, NBL_DTYPE_BF16, 0, to,
-                                j->call->cuda->stream);
+                                nbl__call_cuda(j->call)->stream);
 }
 
 /* ---- forward ---- */

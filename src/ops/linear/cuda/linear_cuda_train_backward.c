@@ -84,7 +84,7 @@ static nbl_status lowrank_dy(const nbl__fast *j, int first, int end, const wishe
                                                       .first = l->first,
                                                       .v_first = l->t_first};
     }
-    *done = nbl__gemm_lowrank_can(j->call->cuda, &s);
+    *done = nbl__gemm_lowrank_can(nbl__call_cuda(j->call), &s);
     return *done ? nbl__gemm_lowrank_run(j->call, &s, j->shares) : NBL_OK;
 }
 
@@ -134,7 +134,7 @@ static nbl_status lowrank_x(const nbl__fast *j, int first, int end, const void *
                                                                            .transposed = true,
                                                                            .accumulate = l->a->accumulate};
     }
-    *done = nbl__gemm_lowrank_can(j->call->cuda, &s);
+    *done = nbl__gemm_lowrank_can(nbl__call_cuda(j->call), &s);
     return *done ? nbl__gemm_lowrank_run(j->call, &s, j->shares) : NBL_OK;
 }
 

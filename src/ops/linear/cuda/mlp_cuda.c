@@ -168,7 +168,7 @@ static nbl_status run_small_batch(const nbl__call *call, const nbl__mlp *a, cons
                                        a, &one);
     if (joined || nbl__cuda_mlp_at_once(a, &one)) {
         one.parts[0].y = p->g;
-        NBL_TRY(nbl__cuda_gemv_one(call->ctx, &one, call->cuda->stream));
+        NBL_TRY(nbl__cuda_gemv_one(call->ctx, &one, nbl__call_cuda(call)->stream));
     } else {
         nbl__gated gated = {.dtype = p->between,
                             .act = a->act,
@@ -231,7 +231,6 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     return NBL_OK;
 }
 
-extern const nbl__impl nbl__mlp_cuda, nbl__mlp_backward_cuda;
 const nbl__impl nbl__mlp_cuda = {"mlp_cuda", NBL_ISA_SCALAR, NULL, forward_scratch, run_forward};
 const nbl__impl nbl__mlp_backward_cuda = {"mlp_backward_cuda", NBL_ISA_SCALAR, NULL, backward_scratch,
                                           run_backward};

@@ -1,6 +1,6 @@
-/* dequantize.h - packed weights to f32, f16 or bf16 on the GPU, bit for bit as nbl_dequantize on the CPU. */
-#ifndef NBL_CUDA_DEQUANTIZE_H
-#define NBL_CUDA_DEQUANTIZE_H
+/* dequantize_cuda.h - packed weights to f32, f16 or bf16 on the GPU, bit for bit as nbl_dequantize on the CPU. */
+#ifndef NBL_DEQUANTIZE_CUDA_H
+#define NBL_DEQUANTIZE_CUDA_H
 
 #include "nibble.h"
 

@@ -1,0 +1,63 @@
+/* cuda_impls.h - the CUDA implementations of operators: one list that declares them and makes the table of cuda_impls.c.
+ *
+ * A line is a family, a direction and its rows, best first. No reference stands behind them: an operator without a line,
+ * or arguments that every row declines, is an error that names the operator. */
+#ifndef NBL_CUDA_IMPLS_H
+#define NBL_CUDA_IMPLS_H
+
+#include "ops/ops.h"
+
+/* clang-format off */
+#define NBL_CUDA_OPERATORS(OP, ROW)                                                                          \
+    OP(linear, forward, ROW(linear_cuda))                                                                    \
+    OP(linear, backward, ROW(linear_backward_cuda))                                                          \
+    OP(linear_group, forward, ROW(linear_group_cuda))                                                        \
+    OP(linear_group, backward, ROW(linear_group_backward_cuda))                                              \
+    OP(mlp, forward, ROW(mlp_cuda))                                                                          \
+    OP(mlp, backward, ROW(mlp_backward_cuda))                                                                \
+    OP(dora_norm, forward, ROW(dora_norm_cuda))                                                              \
+    OP(add, forward, ROW(add_cuda))                                                                          \
+    OP(add, backward, ROW(add_backward_cuda))                                                                \
+    OP(cast, forward, ROW(cast_cuda))                                                                        \
+    OP(cast, backward, ROW(cast_backward_cuda))                                                              \
+    OP(scale, forward, ROW(scale_cuda))                                                                      \
+    OP(scale, backward, ROW(scale_backward_cuda))                                                            \
+    OP(check_finite, forward, ROW(check_finite_cuda))                                                        \
+    OP(attention, forward, ROW(attention_sm90) ROW(attention_mma) ROW(attention_f32) ROW(attention_cuda))    \
+    OP(attention, backward, ROW(attention_backward_sm90) ROW(attention_backward_mma)                         \
+                            ROW(attention_backward_f32) ROW(attention_backward_cuda))                        \
+    OP(attention_decode, forward, ROW(attention_decode_cuda))                                                \
+    OP(attention_step, forward, ROW(attention_step_fast) ROW(attention_step_cuda))                           \
+    OP(kv_write, forward, ROW(kv_write_cuda))                                                                \
+    OP(take_rows, forward, ROW(take_rows_cuda))                                                              \
+    OP(rmsnorm, forward, ROW(rmsnorm_cuda))                                                                  \
+    OP(rmsnorm, backward, ROW(rmsnorm_backward_cuda))                                                        \
+    OP(layernorm, forward, ROW(layernorm_cuda))                                                              \
+    OP(layernorm, backward, ROW(layernorm_backward_cuda))                                                    \
+    OP(rope_table, forward, ROW(rope_table_cuda))                                                            \
+    OP(rope, forward, ROW(rope_cuda))                                                                        \
+    OP(rope, backward, ROW(rope_backward_cuda))                                                              \
+    OP(norm_rope, forward, ROW(norm_rope_cuda))                                                              \
+    OP(norm_rope, backward, ROW(norm_rope_backward_cuda))                                                    \
+    OP(gated, forward, ROW(gated_cuda))                                                                      \
+    OP(gated, backward, ROW(gated_backward_cuda))                                                            \
+    OP(embedding, forward, ROW(embedding_cuda))                                                              \
+    OP(embedding, backward, ROW(embedding_backward_cuda))                                                    \
+    OP(cross_entropy, forward, ROW(cross_entropy_cuda))                                                      \
+    OP(cross_entropy, backward, ROW(cross_entropy_backward_cuda))                                            \
+    OP(adamw, forward, ROW(adamw_cuda))                                                                      \
+    OP(grad_norm, forward, ROW(grad_norm_cuda))                                                              \
+    OP(offload_copy, forward, ROW(offload_copy_cuda))                                                        \
+    OP(argmax, forward, ROW(argmax_cuda))
+/* clang-format on */
+
+#define NBL_CUDA_DECLARE_ROWS(family, direction, rows) rows
+#define NBL_CUDA_DECLARE_ROW(name) extern const nbl__impl nbl__##name;
+NBL_CUDA_OPERATORS(NBL_CUDA_DECLARE_ROWS, NBL_CUDA_DECLARE_ROW)
+#undef NBL_CUDA_DECLARE_ROWS
+#undef NBL_CUDA_DECLARE_ROW
+
+/* The implementations of an operator, best first, NULL at the end. */
+const nbl__impl *const *nbl__cuda_impls(const nbl__op *op);
+
+#endif
