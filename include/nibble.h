@@ -464,8 +464,10 @@ NBL_API int nbl_diff_within(const nbl_diff *diff, double tolerance);
  *   are decoded straight into it, one rounding, never more than a panel at a
  *   time. Sums are f32. Gradients of parameters are f32.
  * - An optional tensor without data is absent. A gradient without data is not
- *   wanted and not computed. Tensors are dense and row-major; activations have
- *   any rank >= 1, the last dimension is the feature; no tokens are fine.
+ *   wanted and not computed. Tensors are row-major and dense (but see
+ *   nbl_tensor.row_stride: x, y, dy and dx of a linear layer of rank 2 may lie
+ *   in wider rows); activations have any rank >= 1, the last dimension is the
+ *   feature; no tokens are fine.
  * - Nothing allocates. Scratch is aligned to 64 bytes and may hold anything;
  *   nothing is kept in it. The number of threads is the context's; it changes
  *   the time, not the bits.
@@ -475,18 +477,23 @@ typedef struct nbl_tensor {
     int rank;
     int64_t shape[NBL_MAX_RANK];
     void *data; /* aligned to its element */
+    /* Elements from one entry of the first dimension to the next; 0: dense. For
+     * activations of rank 2 [tokens, n] and 3 [tokens, heads, head_dim] that lie
+     * in wider rows. The other dimensions are always dense. Operators that do
+     * not take a stride refuse it; the rows' other elements are not touched. */
+    int64_t row_stride;
 } nbl_tensor;
 
 /* Shorthands for rank 1 and 2. */
 static inline nbl_tensor nbl_vector(nbl_dtype dtype, int64_t n, void *data)
 {
-    nbl_tensor t = {dtype, 1, {n}, data};
+    nbl_tensor t = {dtype, 1, {n}, data, 0};
     return t;
 }
 static inline nbl_tensor nbl_matrix(nbl_dtype dtype, int64_t rows,
                                     int64_t columns, void *data)
 {
-    nbl_tensor t = {dtype, 2, {rows, columns}, data};
+    nbl_tensor t = {dtype, 2, {rows, columns}, data, 0};
     return t;
 }
 

@@ -117,8 +117,8 @@ static void the_bits_depend_neither_on_threads_nor_on_the_rank_of_x(void **state
             4,        i % 2 == 1,    true,          0.2f};
         pool p = {0};
         nbl__mlp a = random_block(&p, &k), b = a;
-        b.gate.x = (nbl_tensor){k.dtype, 3, {2, k.tokens / 2, k.in}, a.gate.x.data};
-        b.down.dy = (nbl_tensor){k.dtype, 3, {2, k.tokens / 2, k.out}, a.down.dy.data};
+        b.gate.x = (nbl_tensor){k.dtype, 3, {2, k.tokens / 2, k.in}, a.gate.x.data, 0};
+        b.down.dy = (nbl_tensor){k.dtype, 3, {2, k.tokens / 2, k.out}, a.down.dy.data, 0};
         for (int backward = 0; backward < 2; backward++) {
             run_new(one, &p, &nbl__mlp_family, &a, backward, "cpu");
             run_new(three, &p, &nbl__mlp_family, &b, backward, "cpu");

@@ -5,6 +5,10 @@
 
 extern const nbl__impl nbl__linear_cuda, nbl__linear_backward_cuda;
 extern const nbl__impl nbl__linear_group_cuda, nbl__linear_group_backward_cuda;
+/* They copy tensors with a row stride, which the others decline (ops/common/dense_rows_cuda.c). */
+extern const nbl__impl nbl__linear_rows, nbl__linear_backward_rows, nbl__linear_group_rows,
+    nbl__linear_group_backward_rows, nbl__norm_rope_rows, nbl__norm_rope_backward_rows, nbl__attention_rows,
+    nbl__attention_backward_rows, nbl__attention_decode_rows, nbl__attention_step_rows;
 extern const nbl__impl nbl__mlp_cuda, nbl__mlp_backward_cuda;
 extern const nbl__impl nbl__dora_norm_cuda;
 extern const nbl__impl nbl__add_cuda, nbl__cast_cuda, nbl__scale_cuda, nbl__check_finite_cuda;
@@ -31,10 +35,10 @@ static const struct entry {
     const char *op;
     const nbl__impl *const *impls; /* best first */
 } table[] = {
-    {"linear", LIST(&nbl__linear_cuda)},
-    {"linear_backward", LIST(&nbl__linear_backward_cuda)},
-    {"linear_group", LIST(&nbl__linear_group_cuda)},
-    {"linear_group_backward", LIST(&nbl__linear_group_backward_cuda)},
+    {"linear", LIST(&nbl__linear_cuda, &nbl__linear_rows)},
+    {"linear_backward", LIST(&nbl__linear_backward_cuda, &nbl__linear_backward_rows)},
+    {"linear_group", LIST(&nbl__linear_group_cuda, &nbl__linear_group_rows)},
+    {"linear_group_backward", LIST(&nbl__linear_group_backward_cuda, &nbl__linear_group_backward_rows)},
     {"mlp", LIST(&nbl__mlp_cuda)},
     {"mlp_backward", LIST(&nbl__mlp_backward_cuda)},
     {"dora_norm", LIST(&nbl__dora_norm_cuda)},
@@ -45,12 +49,13 @@ static const struct entry {
     {"scale", LIST(&nbl__scale_cuda)},
     {"scale_backward", LIST(&nbl__scale_backward_cuda)},
     {"check_finite", LIST(&nbl__check_finite_cuda)},
-    {"attention", LIST(&nbl__attention_sm90, &nbl__attention_mma, &nbl__attention_f32, &nbl__attention_cuda)},
+    {"attention", LIST(&nbl__attention_sm90, &nbl__attention_mma, &nbl__attention_f32, &nbl__attention_cuda,
+                       &nbl__attention_rows)},
     {"attention_backward",
      LIST(&nbl__attention_backward_sm90, &nbl__attention_backward_mma, &nbl__attention_backward_f32,
-          &nbl__attention_backward_cuda)},
-    {"attention_decode", LIST(&nbl__attention_decode_cuda)},
-    {"attention_step", LIST(&nbl__attention_step_fast, &nbl__attention_step_cuda)},
+          &nbl__attention_backward_cuda, &nbl__attention_backward_rows)},
+    {"attention_decode", LIST(&nbl__attention_decode_cuda, &nbl__attention_decode_rows)},
+    {"attention_step", LIST(&nbl__attention_step_fast, &nbl__attention_step_cuda, &nbl__attention_step_rows)},
     {"kv_write", LIST(&nbl__kv_write_cuda)},
     {"take_rows", LIST(&nbl__take_rows_cuda)},
     {"rmsnorm", LIST(&nbl__rmsnorm_cuda)},
@@ -60,8 +65,8 @@ static const struct entry {
     {"rope_table", LIST(&nbl__rope_table_cuda)},
     {"rope", LIST(&nbl__rope_cuda)},
     {"rope_backward", LIST(&nbl__rope_backward_cuda)},
-    {"norm_rope", LIST(&nbl__norm_rope_cuda)},
-    {"norm_rope_backward", LIST(&nbl__norm_rope_backward_cuda)},
+    {"norm_rope", LIST(&nbl__norm_rope_cuda, &nbl__norm_rope_rows)},
+    {"norm_rope_backward", LIST(&nbl__norm_rope_backward_cuda, &nbl__norm_rope_backward_rows)},
     {"gated", LIST(&nbl__gated_cuda)},
     {"gated_backward", LIST(&nbl__gated_backward_cuda)},
     {"embedding", LIST(&nbl__embedding_cuda)},

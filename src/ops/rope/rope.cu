@@ -77,7 +77,8 @@ struct turn {
     const float *cosines, *sines; /* [tokens, half]; NULL: from positions */
     const int32_t *positions;
     int heads, columns, half;
-    float sign; /* -1: back */
+    int64_t from_stride, to_stride; /* elements from one token to the next */
+    float sign;                     /* -1: back */
 };
 
 __device__ inline void fill_angles(const turn &a, const frequencies *f, float *cosines, float *sines)
@@ -99,9 +100,8 @@ template <typename T, int N>
 __device__ void rotate_heads(const turn &a, const float *cosines, const float *sines)
 {
     int lanes = a.half / N, extra = (a.columns - 2 * a.half) / N, work = lanes + extra;
-    int64_t first = static_cast<int64_t>(blockIdx.x) * a.heads * a.columns;
-    const T *from = static_cast<const T *>(a.from) + first;
-    T *to = static_cast<T *>(a.to) + first;
+    const T *from = static_cast<const T *>(a.from) + static_cast<int64_t>(blockIdx.x) * a.from_stride;
+    T *to = static_cast<T *>(a.to) + static_cast<int64_t>(blockIdx.x) * a.to_stride;
     for (int item = threadIdx.x; item < a.heads * work; item += blockDim.x) {
         int head = item / work, i = item % work;
         const T *x = from + static_cast<int64_t>(head) * a.columns;
@@ -168,12 +168,14 @@ nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_ten
               static_cast<int>(heads),
               static_cast<int>(columns),
               static_cast<int>(half),
+              nbl__token_stride(from),
+              nbl__token_stride(to),
               sign};
     if (!nbl__given(to) || heads == 0) return NBL_OK;
     unsigned tokens = static_cast<unsigned>(nbl__tensor_rows(&a->x) / heads);
     if (tokens == 0) return NBL_OK;
-    bool fast = half % count == 0 && columns % count == 0 && is_aligned(from->data, 16) &&
-                is_aligned(to->data, 16);
+    bool fast = half % count == 0 && columns % count == 0 && t.from_stride % count == 0 &&
+                t.to_stride % count == 0 && is_aligned(from->data, 16) && is_aligned(to->data, 16);
     if (fast) NBL_BY_DTYPE(a->dtype, T, (launch<T, pack<T>::COUNT>(call, t, &a->rope, tokens)));
     else NBL_BY_DTYPE(a->dtype, T, (launch<T, 1>(call, t, &a->rope, tokens)));
     return launched(call);
