@@ -142,9 +142,9 @@ static void parts_of_a_batch_draw_the_masks_of_the_whole(void **state)
         nbl__mlp whole = random_block(&p, &k), part = whole;
         part.gate.first_row = first;
         part.gate.x = (nbl_tensor){
-            k.dtype, 2, {tokens - first, k.in}, (float *)whole.gate.x.data + first * k.in};
+            k.dtype, 2, {tokens - first, k.in}, (float *)whole.gate.x.data + first * k.in, 0};
         part.down.dy = (nbl_tensor){
-            k.dtype, 2, {tokens - first, k.out}, (float *)whole.down.dy.data + first * k.out};
+            k.dtype, 2, {tokens - first, k.out}, (float *)whole.down.dy.data + first * k.out, 0};
         for (int backward = 0; backward < 2; backward++) {
             run_new(ctx, &p, &nbl__mlp_family, &whole, backward, "cpu");
             run_new(ctx, &p, &nbl__mlp_family, &part, backward, "cpu");
