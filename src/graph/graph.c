@@ -163,10 +163,9 @@ nbl__value nbl__graph_view(nbl__graph *g, nbl__value value, int64_t a, int64_t b
     /* The elements must divide into whole rows. Rows that lie in wider ones stay as they are. */
     if (nbl__tensor_elements(t) != nbl__tensor_elements(from) ||
         (from->row_stride && inner != nbl__row_elements(from))) {
-        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_SHAPE,
-                                       "%s %s cannot be seen as rows of %" PRId64 " x %" PRId64,
-                                       g->values[value].name, nbl__show_shape(from->rank, from->shape).text,
-                                       a, b));
+        nbl__graph_failed(
+            g, nbl__fail(g->ctx, NBL_ERROR_SHAPE, "%s %s cannot be seen as rows of %" PRId64 " x %" PRId64,
+                         g->values[value].name, nbl__show_shape(from->rank, from->shape).text, a, b));
         return 0;
     }
     return view;
@@ -177,10 +176,9 @@ nbl__value nbl__graph_columns(nbl__graph *g, nbl__value value, int64_t first, in
     if (g->status != NBL_OK || value == 0) return 0;
     const nbl_tensor from = g->values[value].tensor;
     if (from.rank != 2 || first < 0 || count < 1 || count > from.shape[1] - first) {
-        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_SHAPE,
-                                       "%s %s has no %" PRId64 " columns from column %" PRId64,
-                                       g->values[value].name, nbl__show_shape(from.rank, from.shape).text,
-                                       count, first));
+        nbl__graph_failed(
+            g, nbl__fail(g->ctx, NBL_ERROR_SHAPE, "%s %s has no %" PRId64 " columns from column %" PRId64,
+                         g->values[value].name, nbl__show_shape(from.rank, from.shape).text, count, first));
         return 0;
     }
     if (count == from.shape[1]) return value;
@@ -262,8 +260,9 @@ void nbl__graph_bind(nbl__graph *g, const char *slot, nbl__value value)
         return;
     }
     if (nbl__slot_is_weight(found) && g->values[value].tensor.row_stride) {
-        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s is a view of columns, %s is a weight",
-                                       node->name, g->values[value].name, slot));
+        nbl__graph_failed(g,
+                          nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s is a view of columns, %s is a weight",
+                                    node->name, g->values[value].name, slot));
         return;
     }
     /* Slots and bindings are parallel arrays. */

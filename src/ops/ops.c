@@ -55,8 +55,8 @@ static nbl_status check_strides(nbl_context *ctx, const nbl__family *family, con
         const nbl_tensor *t = nbl__slot_tensor(slot, arguments);
         if (t->row_stride == 0 || t->rank == 0) continue;
         NBL_CHECK(ctx, slot->strided == t->rank, NBL_ERROR_SHAPE,
-                  "%s: the rows of %s %s are %" PRId64 " elements apart; it must be dense", op->name, slot->name,
-                  nbl__show_shape(t->rank, t->shape).text, t->row_stride);
+                  "%s: the rows of %s %s are %" PRId64 " elements apart; it must be dense", op->name,
+                  slot->name, nbl__show_shape(t->rank, t->shape).text, t->row_stride);
         NBL_CHECK(ctx,
                   t->row_stride >= nbl__row_elements(t) &&
                       t->row_stride <= (INT64_MAX >> 8) / nbl__max_i64(t->shape[0], 1),

@@ -8,7 +8,7 @@
 static bool is_engine_word(const char *name)
 {
     static const char *const words[] = {"ranks",      "bound",   "backward", "grad", "flop",
-                                        "accumulate", "scaling", "flopb",    "zero",  "wider"};
+                                        "accumulate", "scaling", "flopb",    "zero", "wider"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strcmp(name, words[i]) == 0) return true;
     return name[0] >= 'A' && name[0] <= 'Z' && name[1] == 0;

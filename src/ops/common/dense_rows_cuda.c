@@ -63,9 +63,9 @@ static const nbl__impl *inner_of(const task *t, const void *dense)
 static nbl_status copy_rows(const nbl__call *call, const nbl_tensor *to, const nbl_tensor *from)
 {
     size_t size = nbl__size_of(to->dtype), width = (size_t)nbl__row_elements(to) * size;
-    cudaError_t error = cudaMemcpy2DAsync(
-        to->data, (size_t)nbl__row_stride(to) * size, from->data, (size_t)nbl__row_stride(from) * size, width,
-        (size_t)to->shape[0], cudaMemcpyDeviceToDevice, call->cuda->stream);
+    cudaError_t error = cudaMemcpy2DAsync(to->data, (size_t)nbl__row_stride(to) * size, from->data,
+                                          (size_t)nbl__row_stride(from) * size, width, (size_t)to->shape[0],
+                                          cudaMemcpyDeviceToDevice, call->cuda->stream);
     if (error == cudaSuccess) return NBL_OK;
     cudaGetLastError();
     return nbl__fail(call->ctx, NBL_ERROR_INTERNAL, "%s: copying rows: %s", call->op,

@@ -234,8 +234,11 @@ template <bool BACKWARD> const char *can(const void *arguments)
 } // namespace
 
 extern "C" {
-const nbl__impl nbl__norm_rope_cuda = {
-    .name = "norm_rope_cuda", .needs = NBL_ISA_SCALAR, .can = can<false>, .scratch = nullptr, .run = run<false>};
+const nbl__impl nbl__norm_rope_cuda = {.name = "norm_rope_cuda",
+                                       .needs = NBL_ISA_SCALAR,
+                                       .can = can<false>,
+                                       .scratch = nullptr,
+                                       .run = run<false>};
 const nbl__impl nbl__norm_rope_backward_cuda = {.name = "norm_rope_backward_cuda",
                                                 .needs = NBL_ISA_SCALAR,
                                                 .can = can<true>,

@@ -140,7 +140,8 @@ static nbl_status outliers_of(void *argument, int64_t item, int worker)
     (void)worker;
     nbl__int8_outliers(nbl__isa(j->ctx), j->x.dtype,
                        (const uint8_t *)j->x.data + (size_t)first * nbl__size_of(j->x.dtype),
-                       nbl__matrix_stride(&j->x), j->tokens, count, threshold > 0 ? threshold : INFINITY, j->outlier + first);
+                       nbl__matrix_stride(&j->x), j->tokens, count, threshold > 0 ? threshold : INFINITY,
+                       j->outlier + first);
     return NBL_OK;
 }
 

@@ -229,11 +229,8 @@ static nbl__product dw_product(const nbl__linear_fused *j, const nbl__linear_par
                                int64_t rows, const float *scaled, nbl__term *term)
 {
     nbl__mat dy = scaled ? nbl__dense(NBL_DTYPE_F32, scaled, l->out) : nbl__rows_of(&l->dy, row);
-    *term = (nbl__term){.a = nbl__flipped(dy),
-                        .b = nbl__rows_of(&j->x, row),
-                        .k = rows,
-                        .alpha = 1,
-                        .compute = l->adapter};
+    *term = (nbl__term){
+        .a = nbl__flipped(dy), .b = nbl__rows_of(&j->x, row), .k = rows, .alpha = 1, .compute = l->adapter};
     return (nbl__product){.m = l->out,
                           .n = j->in,
                           .terms = term,

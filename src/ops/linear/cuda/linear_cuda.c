@@ -89,8 +89,9 @@ const nbl__impl nbl__linear_backward_cuda = {"linear_backward_cuda", NBL_ISA_SCA
                                              linear_backward_scratch, run_linear_backward};
 const nbl__impl nbl__linear_group_cuda = {"linear_group_cuda", NBL_ISA_SCALAR, can_group, group_scratch,
                                           run_group};
-const nbl__impl nbl__linear_group_backward_cuda = {"linear_group_backward_cuda", NBL_ISA_SCALAR, can_group_backward,
-                                                   group_backward_scratch, run_group_backward};
+const nbl__impl nbl__linear_group_backward_cuda = {"linear_group_backward_cuda", NBL_ISA_SCALAR,
+                                                   can_group_backward, group_backward_scratch,
+                                                   run_group_backward};
 
 size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments)
 {
