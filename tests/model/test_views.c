@@ -439,6 +439,45 @@ static void gradients_that_columns_cannot_have_are_refused_by_name(void **state)
     nbl_context_destroy(ctx);
 }
 
+/* ---- the calls of nibble.h ---- */
+
+static void a_public_call_takes_rows_in_wider_rows_and_refuses_them_elsewhere(void **state)
+{
+    (void)state;
+    enum { T = 5, IN = 8, OUT = 6, WIDE_IN = 12, WIDE_OUT = 9 };
+    nbl_context *ctx = new_context();
+    float w[OUT * IN], x[T * IN], wide_x[T * WIDE_IN], y[T * OUT], wide_y[T * WIDE_OUT];
+    uint8_t *scratch = NULL;
+    size_t bytes;
+    for (int i = 0; i < OUT * IN; i++) w[i] = random_value(1, (uint32_t)i);
+    for (int i = 0; i < T * WIDE_IN; i++) wide_x[i] = NAN;
+    for (int i = 0; i < T * WIDE_OUT; i++) wide_y[i] = 77;
+    for (int i = 0; i < T * IN; i++) wide_x[i / IN * WIDE_IN + i % IN] = x[i] = random_value(2, (uint32_t)i);
+    nbl_weight weight = {
+        .format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = 2, .shape = {OUT, IN}, .data = w};
+    for (int i = 0; i < 2; i++) {
+        nbl_linear call = {.dtype = NBL_DTYPE_F32,
+                           .x = nbl_matrix(NBL_DTYPE_F32, T, IN, i ? wide_x : x),
+                           .w = weight,
+                           .y = nbl_matrix(NBL_DTYPE_F32, T, OUT, i ? wide_y : y)};
+        if (i) call.x.row_stride = WIDE_IN, call.y.row_stride = WIDE_OUT;
+        assert_ok(ctx, nbl_linear_scratch(ctx, &call, 0, &bytes));
+        scratch = aligned_alloc(64, bytes + 64);
+        assert_non_null(scratch);
+        assert_ok(ctx, nbl_linear_forward(ctx, &call, scratch, bytes));
+        free(scratch);
+        call.bias = nbl_vector(NBL_DTYPE_F32, OUT, w);
+        call.bias.row_stride = 2;
+        assert_int_equal(nbl_linear_scratch(ctx, &call, 0, &bytes), NBL_ERROR_SHAPE);
+        assert_non_null(strstr(nbl_error_message(ctx), "linear: the rows of b [6] are 2 elements apart"));
+    }
+    for (int i = 0; i < T * WIDE_OUT; i++) {
+        float want = i % WIDE_OUT < OUT ? y[i / WIDE_OUT * OUT + i % WIDE_OUT] : 77;
+        assert_memory_equal(&wide_y[i], &want, sizeof want);
+    }
+    nbl_context_destroy(ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -447,6 +486,7 @@ int main(void)
         cmocka_unit_test(plans_change_no_bit_of_fused_weights),
         cmocka_unit_test(what_does_not_fit_is_refused_where_it_is_built),
         cmocka_unit_test(gradients_that_columns_cannot_have_are_refused_by_name),
+        cmocka_unit_test(a_public_call_takes_rows_in_wider_rows_and_refuses_them_elsewhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
