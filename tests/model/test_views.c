@@ -453,12 +453,12 @@ static void a_public_call_takes_rows_in_wider_rows_and_refuses_them_elsewhere(vo
     for (int i = 0; i < T * WIDE_IN; i++) wide_x[i] = NAN;
     for (int i = 0; i < T * WIDE_OUT; i++) wide_y[i] = 77;
     for (int i = 0; i < T * IN; i++) wide_x[i / IN * WIDE_IN + i % IN] = x[i] = random_value(2, (uint32_t)i);
-    nbl_weight weight = {
+    nbl_weight packed = {
         .format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = 2, .shape = {OUT, IN}, .data = w};
     for (int i = 0; i < 2; i++) {
         nbl_linear call = {.dtype = NBL_DTYPE_F32,
                            .x = nbl_matrix(NBL_DTYPE_F32, T, IN, i ? wide_x : x),
-                           .w = weight,
+                           .w = packed,
                            .y = nbl_matrix(NBL_DTYPE_F32, T, OUT, i ? wide_y : y)};
         if (i) call.x.row_stride = WIDE_IN, call.y.row_stride = WIDE_OUT;
         assert_ok(ctx, nbl_linear_scratch(ctx, &call, 0, &bytes));
