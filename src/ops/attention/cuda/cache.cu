@@ -23,11 +23,10 @@ template <typename To, typename From> __device__ inline To convert(From x)
     else return from_f32<To>(to_f32(x));
 }
 
-/* to[.., width] and from[.., width], whose rows are `from_stride` elements apart; the row numbers are those
- * of `to` (write) or of `from`. */
+/* to[.., width] and from[.., width]; the row numbers are those of `to` (write) or of `from`. */
 template <typename To, typename From, bool WRITE>
 __global__ void move_rows(To *to, const From *from, const int32_t *rows, int64_t limit, int64_t width,
-                          int64_t from_stride, bool wide, nbl__cuda_fault *fault)
+                          bool wide, nbl__cuda_fault *fault)
 {
     int64_t i = blockIdx.x, row = rows[i], at = (blockIdx.y * int64_t{THREADS} + threadIdx.x) * RUN;
     if (row < 0 || row >= limit) {
@@ -36,7 +35,7 @@ __global__ void move_rows(To *to, const From *from, const int32_t *rows, int64_t
     }
     if (at >= width) return;
     to += (WRITE ? row : i) * width + at;
-    from += (WRITE ? i : row) * from_stride + at;
+    from += (WRITE ? i : row) * width + at;
     if (!wide) {
         for (int e = 0; e < RUN && at + e < width; e++) to[e] = convert<To>(from[e]);
         return;
@@ -52,18 +51,42 @@ __global__ void move_rows(To *to, const From *from, const int32_t *rows, int64_t
     *reinterpret_cast<out *>(to) = y;
 }
 
+/* cache[rows[i]] = x[i], where the rows of x are `stride` elements apart. */
+template <typename To, typename From>
+__global__ void write_strided_rows(To *to, const From *from, const int32_t *rows, int64_t limit,
+                                   int64_t width, int64_t stride, nbl__cuda_fault *fault)
+{
+    int64_t i = blockIdx.x, row = rows[i], at = blockIdx.y * int64_t{THREADS} + threadIdx.x;
+    if (row < 0 || row >= limit) {
+        if (blockIdx.y == 0 && threadIdx.x == 0) report_fault(fault, NBL_CUDA_FAULT_ROW, i, row);
+        return;
+    }
+    if (at < width) to[row * width + at] = convert<To>(from[i * stride + at]);
+}
+
+template <typename To, typename From>
+nbl_status launch_strided(const nbl__call *call, const nbl__kv_write *a, int64_t limit, int64_t width)
+{
+    if (width == 0) return NBL_OK;
+    dim3 grid(static_cast<unsigned>(a->x.shape[0]), static_cast<unsigned>((width + THREADS - 1) / THREADS));
+    write_strided_rows<To, From><<<grid, THREADS, 0, stream_of(call)>>>(
+        static_cast<To *>(a->cache.data), static_cast<const From *>(a->x.data),
+        static_cast<const int32_t *>(a->rows.data), limit, width, nbl__row_stride(&a->x), call->cuda->fault);
+    return launched(call);
+}
+
 template <typename To, typename From, bool WRITE>
 nbl_status launch(const nbl__call *call, void *to, const void *from, const nbl_tensor *rows, int64_t limit,
-                  int64_t width, int64_t from_stride)
+                  int64_t width)
 {
     int64_t count = rows->shape[0];
     if (count == 0 || width == 0) return NBL_OK;
-    bool wide = width % RUN == 0 && from_stride % RUN == 0 && is_aligned(to, 16) && is_aligned(from, 16);
+    bool wide = width % RUN == 0 && is_aligned(to, 16) && is_aligned(from, 16);
     dim3 grid(static_cast<unsigned>(count),
               static_cast<unsigned>((width + THREADS * RUN - 1) / (THREADS * RUN)));
     move_rows<To, From, WRITE><<<grid, THREADS, 0, stream_of(call)>>>(
         static_cast<To *>(to), static_cast<const From *>(from), static_cast<const int32_t *>(rows->data),
-        limit, width, from_stride, wide, call->cuda->fault);
+        limit, width, wide, call->cuda->fault);
     return launched(call);
 }
 
@@ -71,10 +94,14 @@ nbl_status run_write(const nbl__call *call, const void *arguments)
 {
     const nbl__kv_write *a = static_cast<const nbl__kv_write *>(arguments);
     int64_t width = a->x.shape[1] * a->x.shape[2], limit = a->cache.shape[0] * a->cache.shape[1];
+    if (nbl__is_strided(&a->x))
+        NBL_BY_DTYPE(
+            a->cache.dtype, To,
+            NBL_BY_DTYPE(a->x.dtype, From, return (launch_strided<To, From>(call, a, limit, width))));
     NBL_BY_DTYPE(a->cache.dtype, To,
                  NBL_BY_DTYPE(a->x.dtype, From,
                               return (launch<To, From, true>(call, a->cache.data, a->x.data, &a->rows, limit,
-                                                             width, nbl__row_stride(&a->x)))));
+                                                             width))));
 }
 
 nbl_status run_take(const nbl__call *call, const void *arguments)
@@ -82,7 +109,7 @@ nbl_status run_take(const nbl__call *call, const void *arguments)
     const nbl__take_rows *a = static_cast<const nbl__take_rows *>(arguments);
     int64_t width = nbl__last(&a->x), limit = nbl__tensor_rows(&a->x);
     NBL_BY_DTYPE(a->x.dtype, T,
-                 return (launch<T, T, false>(call, a->y.data, a->x.data, &a->rows, limit, width, width)));
+                 return (launch<T, T, false>(call, a->y.data, a->x.data, &a->rows, limit, width)));
 }
 
 } // namespace
