@@ -421,27 +421,31 @@ typedef enum nbl_nested {
 
 #define NBL_MAX_RANK 8 /* dimensions of a tensor or weight */
 
-/* A dense tensor in memory, row-major: the last dimension is contiguous. The
- * memory is borrowed, and belongs to the device that the context computes
- * on. */
+/* A tensor in memory, row-major: the last dimension is contiguous. The memory
+ * is borrowed, and belongs to the device that the context computes on. */
 typedef struct nbl_tensor {
     nbl_dtype dtype;
     int rank;                    /* 1 ... NBL_MAX_RANK */
     int64_t shape[NBL_MAX_RANK]; /* the slowest dimension first */
     void *data; /* aligned to its element; NULL: the tensor is absent */
+    /* Elements from one entry of the first dimension to the next; 0: dense. For
+     * activations of rank 2 [tokens, n] and 3 [tokens, heads, head_dim] that lie
+     * in wider rows. The other dimensions are always dense. Operators that do
+     * not take a stride refuse it. The rows' other elements are not touched. */
+    int64_t row_stride;
 } nbl_tensor;
 
 /* A tensor of rank 1. */
 static inline nbl_tensor nbl_vector(nbl_dtype dtype, int64_t n, void *data)
 {
-    nbl_tensor t = {dtype, 1, {n}, data};
+    nbl_tensor t = {dtype, 1, {n}, data, 0};
     return t;
 }
 /* A tensor of rank 2. */
 static inline nbl_tensor nbl_matrix(nbl_dtype dtype, int64_t rows,
                                     int64_t columns, void *data)
 {
-    nbl_tensor t = {dtype, 2, {rows, columns}, data};
+    nbl_tensor t = {dtype, 2, {rows, columns}, data, 0};
     return t;
 }
 

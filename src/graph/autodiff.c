@@ -12,6 +12,20 @@
  * If an activation has several users, `add` nodes sum their contributions in the order in which
  * the backward pass meets them.
  *
+ * Views of columns (nbl__graph_columns): the gradient of a view is a view of the same columns of
+ * its storage's gradient. Backward operators write straight into it; nothing is copied or summed.
+ *
+ *     qkv [T, q + 2·kv]    ── columns ──▶ q, k, v          read by rope and attention
+ *     d.qkv [T, q + 2·kv]  ◀── columns ── d.q, d.k, d.v    written by their backward operators
+ *
+ * So every column of the storage must get its gradient from exactly one slot that accepts a row
+ * stride. nbl__graph_differentiate refuses with NBL_ERROR_UNSUPPORTED, by name:
+ *
+ *   - views that overlap, and a view with more than one user
+ *   - a value that is used by columns and as a whole
+ *   - columns that get no gradient, while others of the same value do
+ *   - a view of columns that is the result itself
+ *
  * A gradient never stops silently. If an output of a node has a gradient, each differentiable
  * input must have a GRADIENT slot, and each trained input one that accumulates in f32. Otherwise
  * nbl__graph_differentiate fails and names the node. In the end every trained parameter must
@@ -20,6 +34,66 @@
  * DoRA treats its weight norm as a constant: the outputs of nodes that prepare
  * (nbl__graph_end_prepare) are not differentiable. */
 #include "graph/build.h"
+
+/* Fails the graph: `value` is used in a way in which views of columns get no gradient. */
+static void refuse_columns(nbl__graph *g, nbl__value value, const char *use)
+{
+    const nbl__value_info *info = &g->values[value];
+    nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_UNSUPPORTED, "%s %s: no gradient: %s", info->name,
+                                   nbl__show_shape(info->tensor.rank, info->tensor.shape).text, use));
+}
+
+/* The value that receives the gradient of a view of columns: the same columns of the gradient of its
+ * storage. 0 after a failure. */
+static nbl__value columns_gradient(nbl__graph *g, nbl__value view, const nbl__slot *slot,
+                                   const nbl_tensor *made)
+{
+    nbl__value storage = g->values[view].alias, whole = g->values[storage].gradient;
+    if (whole && g->values[whole].columns_written == 0) {
+        refuse_columns(g, storage, "it is used both by columns and as a whole");
+        return 0;
+    }
+    if (slot->strided != made->rank) {
+        refuse_columns(g, view, "an operator that reads these columns writes only dense gradients");
+        return 0;
+    }
+    const char *name = nbl__arena_printf(&g->arena, "d.%s", g->values[storage].name);
+    if (whole == 0) {
+        whole = nbl__graph_new(g, NBL_KIND_ACTIVATION, name);
+        if (whole == 0) return 0;
+        g->values[whole].tensor = g->values[storage].tensor;
+        g->values[storage].gradient = whole;
+    }
+    int64_t first = g->values[view].offset, count = nbl__row_elements(made);
+    for (nbl__value v = whole + 1; v <= g->value_count; v++) {
+        const nbl__value_info *other = &g->values[v];
+        if (other->alias != whole || other->offset >= first + count ||
+            first >= other->offset + nbl__row_elements(&other->tensor))
+            continue;
+        refuse_columns(g, view, "its columns are used more than once");
+        return 0;
+    }
+    nbl__value value = nbl__graph_new(g, NBL_KIND_ACTIVATION, name);
+    if (value == 0) return 0;
+    nbl__value_info *info = &g->values[value];
+    info->tensor = *made;
+    info->tensor.data = NULL;
+    info->tensor.row_stride = g->values[view].tensor.row_stride;
+    info->alias = whole;
+    info->offset = first;
+    g->values[whole].columns_written += count;
+    return value;
+}
+
+/* False, and the graph fails, if some columns of the value's gradient have no writer. */
+static bool has_all_columns(nbl__graph *g, nbl__value value)
+{
+    nbl__value gradient = g->values[value].gradient;
+    int64_t written = gradient ? g->values[gradient].columns_written : 0;
+    if (written == 0 || written == nbl__last(&g->values[gradient].tensor)) return true;
+    refuse_columns(g, value, "some of its columns are not used");
+    return false;
+}
 
 /* Adds `part` to the gradient of an activation: it is the first contribution, or is summed with
  * the others. */
@@ -30,15 +104,26 @@ static void contribute(nbl__graph *g, nbl__value value, nbl__value part)
         if (part) g->values[value].gradient = part;
         return;
     }
+    if (g->values[sum].columns_written) {
+        refuse_columns(g, value, "it is used both by columns and as a whole");
+        return;
+    }
     nbl__value total = nbl__build_add(g, g->values[part].name, sum, part, g->values[value].tensor.dtype);
     g->values[value].gradient = total;
 }
 
-/* The gradient of a view's source is the view's gradient, seen in the shape of the source. */
+/* The gradient of a view's source is the view's gradient, seen in the shape of the source. That of
+ * columns was written in place. */
 static void differentiate_view(nbl__graph *g, const nbl__node *node)
 {
     nbl__value from = node->bound[0], gradient = g->values[node->bound[1]].gradient;
     if (gradient == 0 || !g->values[from].differentiable) return;
+    if (g->values[node->bound[1]].tensor.row_stride) {
+        if (g->values[gradient].alias == 0 || g->values[gradient].alias != g->values[from].gradient)
+            refuse_columns(g, node->bound[1], "these columns are the result itself");
+        return;
+    }
+    if (!has_all_columns(g, node->bound[1])) return;
     nbl__value back = nbl__graph_new(g, NBL_KIND_ACTIVATION, g->values[gradient].name);
     if (back == 0) return;
     g->values[back].tensor = g->values[from].tensor;
@@ -54,7 +139,7 @@ static bool bind_cotangents(nbl__graph *g, const nbl__node *node)
     for (const nbl__slot *slot = slots; slot->name; slot++) {
         if (slot->role != NBL_ROLE_COTANGENT) continue;
         nbl__value output = node->bound[nbl__slot_find(node->family, slot->of) - slots];
-        nbl__value gradient = output ? g->values[output].gradient : 0;
+        nbl__value gradient = output && has_all_columns(g, output) ? g->values[output].gradient : 0;
         node->bound[slot - slots] = gradient;
         any |= gradient != 0;
     }
@@ -81,6 +166,8 @@ static nbl__value gradient_value(nbl__graph *g, const nbl__node *node, const nbl
 {
     const nbl__value_info *of = &g->values[input];
     if (of->trained && of->gradient) return of->gradient;
+    if (of->tensor.row_stride)
+        return columns_gradient(g, input, slot, nbl__slot_tensor(slot, node->arguments));
     const char *name = nbl__arena_printf(&g->arena, "d.%s", of->name);
     nbl__value value = nbl__graph_new(g, of->trained ? NBL_KIND_GRADIENT : NBL_KIND_ACTIVATION, name);
     if (value == 0) return 0;
@@ -190,10 +277,10 @@ static void differentiate_node(nbl__graph *g, int index)
         passes_on(g, &node);
         return;
     }
-    if (!bind_cotangents(g, &node)) return;
+    if (!bind_cotangents(g, &node) || g->status != NBL_OK) return;
     request_weight_gradients(g, &node);
     nbl__node_fill(g, &node, node.bound, node.arguments, NULL, NULL);
-    if (nbl__graph_failed(g, node.family->backward.infer(g->ctx, node.arguments))) {
+    if (nbl__graph_failed(g, nbl__infer(g->ctx, node.family, true, node.arguments))) {
         nbl__hint(g->ctx, g->status, "in the backward pass of %s", node.name);
         return;
     }

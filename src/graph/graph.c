@@ -128,30 +128,16 @@ static int new_node(nbl__graph *g, const nbl__family *family, const char *name, 
     return g->node_count++;
 }
 
-/* Replaces a tensor's shape by [rows, a, b], or by [rows, a] if b is 0. */
-static void view_shape(nbl_tensor *t, int64_t a, int64_t b)
+/* A new view of `value` with its tensor; the caller sets the shape. A view of strided columns is a
+ * view of what these are columns of. 0 after a failure. */
+static nbl__value new_view(nbl__graph *g, nbl__value value)
 {
-    int64_t inner = a * (b ? b : 1), rows = inner ? nbl__tensor_elements(t) / inner : 0;
-    *t = (nbl_tensor){.dtype = t->dtype, .rank = b ? 3 : 2, .shape = {rows, a, b}};
-}
-
-nbl__value nbl__graph_view(nbl__graph *g, nbl__value value, int64_t a, int64_t b)
-{
-    if (g->status != NBL_OK || value == 0) return 0;
     int node = new_node(g, NULL, g->values[value].name, 2);
     /* A view is a node without family, so that autodiff visits it in order; it needs no step. */
     nbl__value view = node < 0 ? 0 : nbl__graph_new(g, NBL_KIND_ACTIVATION, g->values[value].name);
     if (view == 0) return 0;
-    nbl__value_info *from = &g->values[value], *to = &g->values[view];
-    to->tensor = from->tensor;
-    view_shape(&to->tensor, a, b);
-    /* The elements must divide into whole rows. */
-    if (nbl__tensor_elements(&to->tensor) != nbl__tensor_elements(&from->tensor)) {
-        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_SHAPE,
-                                       "%s %s cannot be seen as rows of %" PRId64 " x %" PRId64, from->name,
-                                       nbl__show_shape(from->tensor.rank, from->tensor.shape).text, a, b));
-        return 0;
-    }
+    const nbl__value_info *from = &g->values[value];
+    nbl__value_info *to = &g->values[view];
     /* A parameter's gradient is one f32 value that its users add to; a view has no value of its
      * own for it. */
     if (from->trained) {
@@ -160,11 +146,53 @@ nbl__value nbl__graph_view(nbl__graph *g, nbl__value value, int64_t a, int64_t b
                                        from->name));
         return 0;
     }
-    to->alias = value;
+    to->tensor = from->tensor;
+    to->alias = from->tensor.row_stride ? from->alias : value;
+    to->offset = from->tensor.row_stride ? from->offset : 0;
     to->differentiable = from->differentiable;
     to->producer = node;
-    g->nodes[node].bound[0] = value;
+    g->nodes[node].bound[0] = to->alias;
     g->nodes[node].bound[1] = view;
+    return view;
+}
+
+nbl__value nbl__graph_view(nbl__graph *g, nbl__value value, int64_t a, int64_t b)
+{
+    if (g->status != NBL_OK || value == 0) return 0;
+    nbl__value view = new_view(g, value);
+    if (view == 0) return 0;
+    const nbl_tensor *from = &g->values[value].tensor;
+    nbl_tensor *t = &g->values[view].tensor;
+    int64_t inner = a * (b ? b : 1), rows = inner ? nbl__tensor_elements(from) / inner : 0;
+    *t = (nbl_tensor){
+        .dtype = from->dtype, .rank = b ? 3 : 2, .shape = {rows, a, b}, .row_stride = from->row_stride};
+    /* The elements must divide into whole rows. Rows that lie in wider ones stay as they are. */
+    if (nbl__tensor_elements(t) != nbl__tensor_elements(from) ||
+        (from->row_stride && inner != nbl__row_elements(from))) {
+        nbl__graph_failed(
+            g, nbl__fail(g->ctx, NBL_ERROR_SHAPE, "%s %s cannot be seen as rows of %" PRId64 " x %" PRId64,
+                         g->values[value].name, nbl__show_shape(from->rank, from->shape).text, a, b));
+        return 0;
+    }
+    return view;
+}
+
+nbl__value nbl__graph_columns(nbl__graph *g, nbl__value value, int64_t first, int64_t count)
+{
+    if (g->status != NBL_OK || value == 0) return 0;
+    const nbl_tensor from = g->values[value].tensor;
+    if (from.rank != 2 || first < 0 || count < 1 || count > from.shape[1] - first) {
+        nbl__graph_failed(
+            g, nbl__fail(g->ctx, NBL_ERROR_SHAPE, "%s %s has no %" PRId64 " columns from column %" PRId64,
+                         g->values[value].name, nbl__show_shape(from.rank, from.shape).text, count, first));
+        return 0;
+    }
+    if (count == from.shape[1]) return value;
+    nbl__value view = new_view(g, value);
+    if (view == 0) return 0;
+    g->values[view].offset += first;
+    g->values[view].tensor.shape[1] = count;
+    g->values[view].tensor.row_stride = nbl__row_stride(&from);
     return view;
 }
 
@@ -180,9 +208,8 @@ static void refresh_view(nbl__graph *g, nbl__value value)
     nbl__value_info *view = &g->values[value];
     if (view->alias == 0) return;
     refresh_view(g, view->alias);
-    int64_t inner = 1;
-    for (int i = 1; i < view->tensor.rank; i++) inner *= view->tensor.shape[i];
-    view->tensor.shape[0] = inner ? nbl__tensor_elements(&g->values[view->alias].tensor) / inner : 0;
+    int64_t row = nbl__row_stride(&view->tensor);
+    view->tensor.shape[0] = row ? nbl__tensor_elements(&g->values[view->alias].tensor) / row : 0;
 }
 
 /* ---- nodes ---- */
@@ -261,11 +288,14 @@ void *nbl__graph_begin(nbl__graph *g, const char *family_name, const char *name)
 static void bind_slot(nbl__graph *g, const nbl__slot *slot, const char *what, nbl__value value)
 {
     const nbl__node *node = &g->nodes[g->node_count - 1];
-    /* Slots and bindings are parallel arrays. */
-    if (slot) node->bound[slot - node->family->slots] = value;
-    else
+    if (slot == NULL)
         nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s has no slot %s", node->name,
                                        node->family->name, what));
+    else if (nbl__slot_is_weight(slot) && g->values[value].tensor.row_stride)
+        nbl__graph_failed(g,
+                          nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s is a view of columns, %s is a weight",
+                                    node->name, g->values[value].name, slot->name));
+    else node->bound[slot - node->family->slots] = value; /* slots and bindings are parallel arrays */
 }
 
 /* The slot of the last node whose tensor or weight lies at this address; NULL: none. */
@@ -344,7 +374,7 @@ static bool infer_node(nbl__graph *g, const nbl__node *node)
     }
     /* Infer needs dtypes and shapes only, so data pointers are dummies. */
     nbl__node_fill(g, node, node->bound, node->arguments, NULL, NULL);
-    if (!nbl__graph_failed(g, node->family->forward.infer(g->ctx, node->arguments))) return true;
+    if (!nbl__graph_failed(g, nbl__infer(g->ctx, node->family, false, node->arguments))) return true;
     nbl__hint(g->ctx, g->status, "in %s", nbl__show_node(node).text);
     return false;
 }

@@ -61,6 +61,10 @@ typedef struct nbl__value_info {
     nbl_tensor tensor;   /* dtype and shape */
     nbl_weight weight;   /* for NBL_KIND_WEIGHT */
     nbl__value alias;    /* a view shares the memory of this value; 0: no view */
+    int64_t offset;      /* of a view: elements from the start of the alias to its first one */
+    /* of a gradient that is written through column views: how many of its columns have a writer
+     * (autodiff.c); 0: no such gradient */
+    int64_t columns_written;
     /* gradient of this value; 0: none (yet) */
     nbl__value gradient;
     int producer; /* index of the node that writes it; -1: none */
@@ -120,6 +124,10 @@ nbl__value nbl__graph_weight(nbl__graph *g, const char *name, const nbl_weight *
 /* A view of the same memory as [rows, a, b], or as [rows, a] if b is 0. rows = elements / (a·b).
  * A trained parameter cannot be viewed: NBL_ERROR_UNSUPPORTED. */
 nbl__value nbl__graph_view(nbl__graph *g, nbl__value value, int64_t a, int64_t b);
+/* A view of columns first … first + count - 1 of a value [rows, n]: [rows, count] with the row
+ * stride n (nbl_tensor.row_stride), in the same memory. nbl__graph_view can see it as [rows, a, b],
+ * a·b = count. Only slots with nbl__slot.strided can be bound to it. */
+nbl__value nbl__graph_columns(nbl__graph *g, nbl__value value, int64_t first, int64_t count);
 /* The value at the end of the chain of aliases: the owner of the memory. */
 nbl__value nbl__graph_storage(const nbl__graph *g, nbl__value value);
 /* Pins a value: it is kept until its layer's backward steps, which recompute from it. */

@@ -205,6 +205,7 @@ static nbl__value stand_in(rewrite *r, nbl__value value)
     if (view == 0) return value;
     g->values[view].tensor = g->values[value].tensor;
     g->values[view].alias = t->back;
+    g->values[view].offset = g->values[value].offset;
     return view;
 }
 

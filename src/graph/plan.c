@@ -51,6 +51,8 @@ static void pass_shapes_on(nbl__graph *g, const nbl__planned_step *step)
         nbl_tensor *tensor = &g->values[value].tensor;
         *tensor = *nbl__slot_tensor(slot, step->arguments);
         tensor->data = NULL;
+        /* A gradient that is written through views of its columns has no writer of its own. */
+        if (tensor->row_stride) g->values[g->values[value].alias].tensor.shape[0] = tensor->shape[0];
     }
 }
 
@@ -62,7 +64,7 @@ static nbl_status infer_all(nbl__plan *plan, nbl__planned_step *steps, int count
     for (int i = 0; i < count; i++) {
         nbl__planned_step *step = &steps[i];
         nbl__node_fill(g, step->node, step->bound, step->arguments, address, plan);
-        nbl_status status = step->op->infer(g->ctx, step->arguments);
+        nbl_status status = nbl__infer(g->ctx, step->node->family, step->backward, step->arguments);
         if (status != NBL_OK) return nbl__hint(g->ctx, status, "in %s", nbl__show_node(step->node).text);
         pass_shapes_on(g, step);
     }

@@ -30,18 +30,27 @@ static void *address(void *user, nbl__value value)
     return nbl__plan_address(user, value);
 }
 
+/* Bytes from the start of the memory of a value's storage to the value: not 0 for views of columns. */
+static size_t bytes_into_storage(const nbl__plan *plan, nbl__value value)
+{
+    const nbl__value_info *info = &plan->graph->values[value];
+    return info->offset ? (size_t)info->offset * nbl__size_of(info->tensor.dtype) : 0;
+}
+
 void *nbl__plan_address(const nbl__plan *plan, nbl__value value)
 {
-    /* A view has no offset of its own. */
+    /* A view has no offset of its own in the plan. */
     nbl__value storage = nbl__graph_storage(plan->graph, value);
-    return plan->memory[nbl__plan_class(&plan->graph->values[storage])] + plan->offset[storage];
+    return plan->memory[nbl__plan_class(&plan->graph->values[storage])] + plan->offset[storage] +
+           bytes_into_storage(plan, value);
 }
 
 void *nbl__plan_data(const nbl__plan *plan, nbl__value value)
 {
     nbl__value storage = nbl__graph_storage(plan->graph, value);
     bool mirrored = plan->mirror && nbl__plan_class(&plan->graph->values[storage]) == NBL_MEMORY_INPUTS;
-    return mirrored ? plan->mirror + plan->offset[storage] : nbl__plan_address(plan, value);
+    return mirrored ? plan->mirror + plan->offset[storage] + bytes_into_storage(plan, value)
+                    : nbl__plan_address(plan, value);
 }
 
 /* Allocates pinned host memory for offloaded values and writes its address into the offload

@@ -126,6 +126,7 @@ static nbl__value copy_of(rewrite *r, nbl__value value, nbl__value alias)
     if (copy == 0) return 0;
     r->g->values[copy].tensor = r->g->values[value].tensor;
     r->g->values[copy].alias = alias;
+    r->g->values[copy].offset = r->g->values[value].offset;
     r->now[value] = copy;
     return copy;
 }

@@ -44,6 +44,42 @@ void nbl__attrs_reset(const nbl__family *family, void *arguments)
     }
 }
 
+/* ---- infer ---- */
+
+/* A slot takes a row stride in one rank or in none. Rows must not overlap. */
+static nbl_status check_strides(nbl_context *ctx, const nbl__family *family, const nbl__op *op,
+                                void *arguments)
+{
+    for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        if (nbl__slot_is_weight(slot)) continue;
+        const nbl_tensor *t = nbl__slot_tensor(slot, arguments);
+        if (t->row_stride == 0 || t->rank == 0) continue;
+        NBL_CHECK(ctx, slot->strided == t->rank, NBL_ERROR_SHAPE,
+                  "%s: the rows of %s %s are %" PRId64 " elements apart; it must be dense", op->name,
+                  slot->name, nbl__show_shape(t->rank, t->shape).text, t->row_stride);
+        NBL_CHECK(ctx,
+                  t->row_stride >= nbl__row_elements(t) &&
+                      t->row_stride <= (INT64_MAX >> 8) / nbl__max_i64(t->shape[0], 1),
+                  NBL_ERROR_SHAPE, "%s: the rows of %s %s cannot be %" PRId64 " elements apart", op->name,
+                  slot->name, nbl__show_shape(t->rank, t->shape).text, t->row_stride);
+    }
+    return NBL_OK;
+}
+
+const char *nbl__dense_only(const nbl__family *family, bool backward, const void *arguments)
+{
+    for (const nbl__slot *slot = family->slots; slot->name; slot++)
+        if (nbl__slot_is_strided(slot, backward, arguments)) return "a tensor has a row stride";
+    return NULL;
+}
+
+nbl_status nbl__infer(nbl_context *ctx, const nbl__family *family, bool backward, void *arguments)
+{
+    const nbl__op *op = backward ? &family->backward : &family->forward;
+    NBL_TRY(op->infer(ctx, arguments));
+    return check_strides(ctx, family, op, arguments);
+}
+
 /* ---- dispatch ---- */
 
 /* Why a row cannot run these arguments here; NULL: it can. */
@@ -178,14 +214,19 @@ nbl_status nbl__check_matrix(nbl_context *ctx, const char *op, const char *name,
 
 void nbl__output_like(nbl_tensor *out, const nbl_tensor *like, int64_t last, nbl_dtype dtype)
 {
-    void *data = out->data;
+    nbl_tensor before = *out;
     *out = *like;
-    out->data = data;
+    out->data = before.data;
+    out->row_stride = before.row_stride;
     out->dtype = dtype;
     out->shape[out->rank - 1] = last;
 }
 
 void nbl__output_vector(nbl_tensor *out, nbl_dtype dtype, int rank, int64_t first, int64_t second)
 {
-    *out = (nbl_tensor){.dtype = dtype, .rank = rank, .shape = {first, second}, .data = out->data};
+    *out = (nbl_tensor){.dtype = dtype,
+                        .rank = rank,
+                        .shape = {first, second},
+                        .data = out->data,
+                        .row_stride = out->row_stride};
 }

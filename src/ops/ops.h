@@ -14,13 +14,14 @@
  * An operator consists of
  *
  *   infer   checks dtypes and shapes, then sets those of the outputs. It reads no tensor data. A graph can
- *           therefore plan before memory exists, and device pointers are safe here.
+ *           therefore plan before memory exists, and device pointers are safe here. Call it through
+ *           nbl__infer, which also refuses a row stride in every slot that does not accept one.
  *   impls   the CPU's implementations, best first. The last one is the scalar reference. Another device has
  *           rows of its own (nbl__device.impls), and there is no reference behind them.
  *
  * The steps of a call:
  *
- *   infer -> give the outputs memory -> nbl__op_choose -> nbl__op_scratch -> nbl__op_run
+ *   nbl__infer -> give the outputs memory -> nbl__op_choose -> nbl__op_scratch -> nbl__op_run
  *
  * A gradient without memory (data NULL) is not computed. Nothing in this header
  * allocates. The dtype of a result follows from the arguments alone, never from
@@ -101,20 +102,23 @@ typedef struct nbl__slot {
     /* SAVED: the attribute (a flag) that asks forward to save the tensor. Without the
      * flag, backward recomputes the value. */
     const char *when;
+    int strided; /* the rank in which the tensor may have a row stride; 0: it must be dense */
 } nbl__slot;
 /* The three usual kinds of slot: plain, read again by backward, and saved on
- * request. */
-#define NBL_SLOT(type, field, name, role, of)                                                                \
+ * request. _ROWS: with the rank in which the tensor may have a row stride. */
+#define NBL_SLOT_ROWS(type, field, name, role, of, strided)                                                  \
     {                                                                                                        \
-        name, NBL_ROLE_##role, of, offsetof(type, field), false, NULL, NULL, NULL                            \
+        name, NBL_ROLE_##role, of, offsetof(type, field), false, NULL, NULL, NULL, strided                   \
     }
-#define NBL_KEPT(type, field, name, role)                                                                    \
+#define NBL_KEPT_ROWS(type, field, name, role, strided)                                                      \
     {                                                                                                        \
-        name, NBL_ROLE_##role, NULL, offsetof(type, field), true, NULL, NULL, NULL                           \
+        name, NBL_ROLE_##role, NULL, offsetof(type, field), true, NULL, NULL, NULL, strided                  \
     }
+#define NBL_SLOT(type, field, name, role, of) NBL_SLOT_ROWS(type, field, name, role, of, 0)
+#define NBL_KEPT(type, field, name, role) NBL_KEPT_ROWS(type, field, name, role, 0)
 #define NBL_SAVED_WHEN(type, field, name, flag)                                                              \
     {                                                                                                        \
-        name, NBL_ROLE_SAVED, NULL, offsetof(type, field), true, NULL, NULL, flag                            \
+        name, NBL_ROLE_SAVED, NULL, offsetof(type, field), true, NULL, NULL, flag, 0                         \
     }
 
 typedef enum nbl__attr_type {
@@ -173,6 +177,52 @@ static inline bool nbl__slot_is_weight(const nbl__slot *slot)
 /* Sets each attribute to its default. A dtype has none and is left alone. */
 void nbl__attrs_reset(const nbl__family *family, void *arguments);
 
+/* The last dimension; 1 for rank 0. */
+static inline int64_t nbl__last(const nbl_tensor *t)
+{
+    return t->rank > 0 ? t->shape[t->rank - 1] : 1;
+}
+/* ---- rows that lie in wider rows (nbl_tensor.row_stride) ---- */
+
+/* The elements of one entry of the first dimension. */
+static inline int64_t nbl__row_elements(const nbl_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 1; i < t->rank; i++) n *= t->shape[i];
+    return n;
+}
+/* Elements from one entry of the first dimension to the next. */
+static inline int64_t nbl__row_stride(const nbl_tensor *t)
+{
+    return t->row_stride ? t->row_stride : nbl__row_elements(t);
+}
+/* The same of a matrix [rows, last dimension], after all dimensions but the last are joined. */
+static inline int64_t nbl__matrix_stride(const nbl_tensor *t)
+{
+    return t->row_stride ? t->row_stride : nbl__last(t);
+}
+/* Do elements that are not the tensor's lie between its rows? */
+static inline bool nbl__is_strided(const nbl_tensor *t)
+{
+    return t->row_stride && t->rank > 0 && t->shape[0] > 1 && t->row_stride != nbl__row_elements(t);
+}
+
+/* Does a slot that this direction reads or writes hold a tensor with a row stride that matters? */
+static inline bool nbl__slot_is_strided(const nbl__slot *slot, bool backward, const void *arguments)
+{
+    bool used = backward || (slot->role != NBL_ROLE_COTANGENT && slot->role != NBL_ROLE_GRADIENT);
+    return used && slot->strided &&
+           nbl__is_strided((const nbl_tensor *)(const void *)((const char *)arguments + slot->offset));
+}
+/* For nbl__impl.can of rows that take dense tensors only: why they do not take these arguments, or
+ * NULL. */
+const char *nbl__dense_only(const nbl__family *family, bool backward, const void *arguments);
+
+/* Runs infer of the family's forward or backward operator, then checks the row strides of all its
+ * tensors. An output keeps the row stride that it had before. Errors of the strides:
+ * NBL_ERROR_SHAPE, with operator, tensor, shape and stride. */
+nbl_status nbl__infer(nbl_context *ctx, const nbl__family *family, bool backward, void *arguments);
+
 /* Chooses the first implementation that the machine can run and that takes these
  * arguments. `arguments` must have passed infer.
  *
@@ -228,11 +278,6 @@ static inline bool nbl__given(const nbl_tensor *t)
 int64_t nbl__tensor_elements(const nbl_tensor *t);
 /* The product of all dimensions but the last; 1 for rank 1. */
 int64_t nbl__tensor_rows(const nbl_tensor *t);
-/* The last dimension; 1 for rank 0. */
-static inline int64_t nbl__last(const nbl_tensor *t)
-{
-    return t->rank > 0 ? t->shape[t->rank - 1] : 1;
-}
 nbl_status nbl__check_dtype(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t,
                             nbl_dtype expected);
 /* f32, f16 or bf16. */
@@ -247,9 +292,9 @@ nbl_status nbl__check_dims(nbl_context *ctx, const char *op, const char *name, c
 nbl_status nbl__check_matrix(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t,
                              int64_t rows, int64_t columns);
 /* Gives an output the shape of `like`, with another last dimension and dtype. The
- * data pointer stays. */
+ * data pointer and the row stride stay. */
 void nbl__output_like(nbl_tensor *out, const nbl_tensor *like, int64_t last, nbl_dtype dtype);
-/* Gives an output one dimension, or two (rank 2). The data pointer stays. */
+/* Gives an output one dimension, or two (rank 2). The data pointer and the row stride stay. */
 void nbl__output_vector(nbl_tensor *out, nbl_dtype dtype, int rank, int64_t first, int64_t second);
 /* These arguments do not produce the output. */
 static inline void nbl__output_none(nbl_tensor *out)

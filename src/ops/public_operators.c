@@ -76,7 +76,7 @@ static nbl_status choose(nbl_context *ctx, const nbl__family *family, bool backw
     const nbl__op *op = backward ? &family->backward : &family->forward;
     NBL_TRY(check_given(ctx, family, call));
     memcpy(copy, call, family->size);
-    NBL_TRY(op->infer(ctx, copy));
+    NBL_TRY(nbl__infer(ctx, family, backward, copy));
     NBL_TRY(check_outputs(ctx, family, op, backward, call, copy));
     return nbl__op_choose(ctx, op, copy, NULL, impl);
 }
@@ -126,7 +126,7 @@ static nbl_status run_list(nbl_context *ctx, const nbl__family *family, void *ca
     const nbl__device *device = nbl__device_of(ctx);
     const nbl__impl *impl;
     void *scratch;
-    NBL_TRY(family->forward.infer(ctx, call));
+    NBL_TRY(nbl__infer(ctx, family, false, call));
     NBL_TRY(nbl__op_choose(ctx, &family->forward, call, NULL, &impl));
     size_t bytes = nbl__op_scratch(ctx, impl, call);
     NBL_TRY(device->borrow_scratch(ctx, family->name, bytes, &scratch));

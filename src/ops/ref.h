@@ -5,6 +5,9 @@
  * end, never optimised. It is the oracle of the tests, and the last row of the
  * CPU's dispatch.
  *
+ * Elements are counted as if the tensor were dense; the row stride (nbl_tensor.row_stride) is
+ * applied here.
+ *
  * References also accept tensors of f64, which infer accepts from nobody else. The
  * gradient checks run them on f64 data, so that finite differences are free of
  * rounding. */
@@ -13,10 +16,19 @@
 
 #include "ops/ops.h"
 
+/* Where element i, counted without the row stride, lies in memory. */
+static inline int64_t nbl__ref_index(const nbl_tensor *t, int64_t i)
+{
+    if (t->row_stride == 0) return i;
+    int64_t row = nbl__row_elements(t);
+    return i / row * t->row_stride + i % row;
+}
+
 /* Element i as f64, for f64, f32, f16 and bf16. */
 static inline double nbl__ref_get(const nbl_tensor *t, int64_t i)
 {
     float value;
+    i = nbl__ref_index(t, i);
     if (t->dtype == NBL_DTYPE_F64) return ((const double *)t->data)[i];
     nbl__to_f32(NBL_ISA_SCALAR, t->dtype, (const uint8_t *)t->data + (size_t)i * nbl__size_of(t->dtype),
                 &value, 1);
@@ -29,6 +41,7 @@ static inline void nbl__ref_set(const nbl_tensor *t, int64_t i, double value)
 {
     float rounded = (float)value;
     if (!nbl__given(t)) return;
+    i = nbl__ref_index(t, i);
     if (t->dtype == NBL_DTYPE_F64) {
         ((double *)t->data)[i] = value;
         return;

@@ -50,6 +50,59 @@ static void rows_land_where_they_are_told_and_all_others_stay(void **state)
     nbl_context_destroy(ctx);
 }
 
+/* x as columns of wider rows, of which the others are never read. */
+static void rows_may_lie_in_wider_rows(void **state)
+{
+    (void)state;
+    enum { WIDER = 3 * WIDTH };
+    static const int32_t rows[TOKENS] = {3, 14, 5, 0};
+    nbl_context *ctx = new_context();
+    nbl_tensor wide = random_tensor(NBL_DTYPE_F32, 1, 1, SHAPE(TOKENS, WIDER));
+    for (int64_t i = 0; i < TOKENS * WIDER; i++)
+        if (i % WIDER < WIDTH || i % WIDER >= 2 * WIDTH) set_value(&wide, i, NAN);
+    nbl__kv_write a = {.x = {.dtype = NBL_DTYPE_F32,
+                             .rank = 3,
+                             .shape = {TOKENS, HEADS, DIM},
+                             .data = (float *)wide.data + WIDTH,
+                             .row_stride = WIDER},
+                       .rows = rows_of(TOKENS, rows),
+                       .cache = random_tensor(NBL_DTYPE_F32, 2, 1, SHAPE(SEQUENCES, SIZE, HEADS, DIM))};
+    nbl_tensor want = random_tensor(NBL_DTYPE_F32, 2, 1, SHAPE(SEQUENCES, SIZE, HEADS, DIM));
+    for (int64_t t = 0; t < TOKENS; t++)
+        for (int64_t i = 0; i < WIDTH; i++)
+            set_value(&want, rows[t] * WIDTH + i, (float)value_at(&wide, t * WIDER + WIDTH + i));
+    assert_ok(ctx, nbl__infer(ctx, &nbl__kv_write_family, false, &a));
+    assert_ok(ctx, run(ctx, &nbl__kv_write_family, &a));
+    assert_memory_equal(a.cache.data, want.data, (size_t)(SEQUENCES * SIZE * WIDTH) * sizeof(float));
+    a.x.row_stride = WIDTH - 1; /* rows that overlap */
+    assert_int_equal(nbl__infer(ctx, &nbl__kv_write_family, false, &a), NBL_ERROR_SHAPE);
+    a.x.row_stride = 0;
+    a.cache.row_stride = 2 * SIZE * WIDTH;
+    assert_int_equal(nbl__infer(ctx, &nbl__kv_write_family, false, &a), NBL_ERROR_SHAPE);
+    assert_non_null(
+        strstr(nbl_error_message(ctx), "kv_write: the rows of cache [3, 5, 2, 4] are 80 elements"));
+    free(wide.data);
+    free(a.rows.data);
+    free(a.cache.data);
+    free(want.data);
+    nbl_context_destroy(ctx);
+}
+
+/* The gradient of an input that may lie in wider rows may do so, too: autodiff relies on it. */
+static void inputs_and_their_gradients_take_strides_alike(void **state)
+{
+    (void)state;
+    for (int i = 0; nbl__family_at(i); i++) {
+        const nbl__family *family = nbl__family_at(i);
+        for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+            if (slot->role != NBL_ROLE_GRADIENT && slot->role != NBL_ROLE_COTANGENT) continue;
+            const nbl__slot *of = nbl__slot_find(family, slot->of);
+            if (nbl__slot_is_weight(of) || of->strided == 0) continue;
+            assert_int_equal(slot->strided, of->strided);
+        }
+    }
+}
+
 static void run_with_scratch(nbl_context *ctx, const nbl__family *family, void *arguments)
 {
     const nbl__impl *impl;
@@ -207,6 +260,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_land_where_they_are_told_and_all_others_stay),
+        cmocka_unit_test(rows_may_lie_in_wider_rows),
+        cmocka_unit_test(inputs_and_their_gradients_take_strides_alike),
         cmocka_unit_test(a_step_is_its_parts),
         cmocka_unit_test(rows_are_taken_in_any_order_and_more_than_once),
         cmocka_unit_test(no_rows_are_no_work),

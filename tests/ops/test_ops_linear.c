@@ -283,8 +283,8 @@ static void the_bits_depend_neither_on_threads_nor_on_the_rank_of_x(void **state
             run_new(one, &p, &nbl__linear_family, &a, backward, "cpu");
             run_new(three, &p, &nbl__linear_family, &b, backward, "cpu");
             assert_same_bits(&nbl__linear_family, &b, &a, backward);
-            c.x = (nbl_tensor){a.dtype, 3, {2, k.tokens / 2, k.in}, a.x.data};
-            c.dy = (nbl_tensor){a.dtype, 3, {2, k.tokens / 2, k.out}, a.dy.data};
+            c.x = (nbl_tensor){a.dtype, 3, {2, k.tokens / 2, k.in}, a.x.data, 0};
+            c.dy = (nbl_tensor){a.dtype, 3, {2, k.tokens / 2, k.out}, a.dy.data, 0};
             run_new(three, &p, &nbl__linear_family, &c, backward, "cpu");
             assert_same_bits(&nbl__linear_family, &c, &a, backward);
         }

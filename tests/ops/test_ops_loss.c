@@ -100,7 +100,7 @@ static void give_outputs(nbl_context *ctx, nbl__cross_entropy *a)
     a->lse = room(NBL_DTYPE_F32, 2, 2, nbl__tensor_rows(&a->x));
     if (a->grad_in_forward) a->dx_in_forward = room(NBL_DTYPE_F32, 2, nbl__tensor_rows(&a->x), a->w.shape[1]);
     a->dloss = random_tensor(NBL_DTYPE_F32, 1, nbl__tensor_elements(&a->loss), 4, 1);
-    a->dloss = (nbl_tensor){NBL_DTYPE_F32, 1, {nbl__tensor_elements(&a->loss)}, a->dloss.data};
+    a->dloss = (nbl_tensor){NBL_DTYPE_F32, 1, {nbl__tensor_elements(&a->loss)}, a->dloss.data, 0};
     a->dx = room(a->dtype, 2, nbl__tensor_rows(&a->x), a->w.shape[1]);
     a->dw = room(NBL_DTYPE_F32, 2, a->w.shape[0], a->w.shape[1]);
     assert_ok(ctx, nbl__cross_entropy_family.backward.infer(ctx, a));

@@ -117,8 +117,8 @@ static void the_bits_depend_neither_on_threads_nor_on_the_rank_of_x(void **state
             4,        i % 2 == 1,    true,          0.2f};
         pool p = {0};
         nbl__mlp a = random_block(&p, &k), b = a;
-        b.gate.x = (nbl_tensor){k.dtype, 3, {2, k.tokens / 2, k.in}, a.gate.x.data};
-        b.down.dy = (nbl_tensor){k.dtype, 3, {2, k.tokens / 2, k.out}, a.down.dy.data};
+        b.gate.x = (nbl_tensor){k.dtype, 3, {2, k.tokens / 2, k.in}, a.gate.x.data, 0};
+        b.down.dy = (nbl_tensor){k.dtype, 3, {2, k.tokens / 2, k.out}, a.down.dy.data, 0};
         for (int backward = 0; backward < 2; backward++) {
             run_new(one, &p, &nbl__mlp_family, &a, backward, "cpu");
             run_new(three, &p, &nbl__mlp_family, &b, backward, "cpu");
@@ -167,9 +167,9 @@ static void parts_of_a_batch_draw_the_masks_of_the_whole(void **state)
         nbl__mlp whole = random_block(&p, &k), part = whole;
         part.gate.first_row = first;
         part.gate.x = (nbl_tensor){
-            k.dtype, 2, {tokens - first, k.in}, (float *)whole.gate.x.data + first * k.in};
+            k.dtype, 2, {tokens - first, k.in}, (float *)whole.gate.x.data + first * k.in, 0};
         part.down.dy = (nbl_tensor){
-            k.dtype, 2, {tokens - first, k.out}, (float *)whole.down.dy.data + first * k.out};
+            k.dtype, 2, {tokens - first, k.out}, (float *)whole.down.dy.data + first * k.out, 0};
         for (int backward = 0; backward < 2; backward++) {
             run_new(ctx, &p, &nbl__mlp_family, &whole, backward, "cpu");
             run_new(ctx, &p, &nbl__mlp_family, &part, backward, "cpu");

@@ -18,6 +18,8 @@
  *     dtype=bf16 causal=true  attributes
  *     accumulate=yes          gradients of parameters are added to what is there
  *     scaling=yarn            of rotary frequencies
+ *     wider=x:8,dx:3          x lies in rows that are 8 elements wider than its own, dx in rows that are 3 wider; the
+ *                             other elements are NaN and stay so; the results have the bits of dense tensors
  *     ranks=yes               T split into more dimensions must give the same bits
  *     bound=0.1               factor on the error bound; above 1 only with the reason in the note
  *     zero=1                  a result counts as if its elements were at least this large: for results that
@@ -113,6 +115,18 @@ bool case_unwrap(const nbl__family *family, const void *arguments, case_list *li
 bool *case_accumulate(const nbl__family *family, void *arguments);
 /* A way to scale rotary frequencies: default, linear, llama3, yarn. */
 bool case_set_rope(const nbl__family *family, const char *kind, void *arguments);
+
+/* ---- tensors that lie in wider rows (case_rows.c) ---- */
+
+/* By how many elements the rows of a slot are wider in this case; 0: it is dense. */
+int64_t case_wider(const char *text, const char *slot);
+/* Does every part of the word `wider` name a slot that takes a row stride, with a number? */
+bool case_wider_known(const nbl__family *family, const char *text);
+/* Moves a dense tensor to new memory, in rows that are wider by `more` elements. Elements keep their values. */
+void case_spread(case_memory *memory, nbl_tensor *tensor, int64_t more, size_t skew);
+/* Moves a strided tensor to new memory, dense. False: elements between its rows are not as case_spread left
+ * them. */
+bool case_gather(case_memory *memory, nbl_tensor *tensor);
 
 /* A tensor's values, from the generator's name; false when there is none of this name. The values depend on
  * seed and slot name alone, so that another dtype holds the same ones, rounded. */

@@ -8,7 +8,7 @@
 static bool is_engine_word(const char *name)
 {
     static const char *const words[] = {"ranks",      "bound",   "backward", "grad", "flop",
-                                        "accumulate", "scaling", "flopb",    "zero"};
+                                        "accumulate", "scaling", "flopb",    "zero", "wider"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strcmp(name, words[i]) == 0) return true;
     return name[0] >= 'A' && name[0] <= 'Z' && name[1] == 0;
@@ -181,6 +181,8 @@ static case_status read_tensor(op_case *c, const nbl__slot *slot, const char *va
         size_t element = (size_t)nbl__dtype_bits(tensor->dtype) / 8;
         tensor->data = case_alloc(&c->memory, case_bytes(tensor), element);
         if (!case_fill(c->text, generator, c->seed, slot->name, tensor)) status = CASE_BAD;
+        int64_t more = case_wider(c->text, slot->name);
+        if (more > 0) case_spread(&c->memory, tensor, more, element);
     }
     if (status == CASE_BAD) bad(why, "cannot read", slot->name, value);
     return status;
@@ -225,6 +227,8 @@ static bool make_cotangents(op_case *c)
             *cotangent = *of;
             cotangent->data = case_alloc(&c->memory, case_bytes(of), (size_t)nbl__dtype_bits(of->dtype) / 8);
             case_fill(c->text, "", c->seed, slot->name, cotangent);
+            int64_t more = case_wider(c->text, slot->name);
+            if (more > 0) case_spread(&c->memory, cotangent, more, (size_t)nbl__dtype_bits(of->dtype) / 8);
         }
         any |= nbl__given(cotangent);
     }
@@ -239,6 +243,10 @@ case_status case_build_inputs(nbl_context *ctx, const nbl__family *family, const
     c->arguments = calloc(1, family->size);
     if (c->arguments == NULL) exit(1);
     if (!words_known(family, text, why) || !read_attrs(c, why)) return CASE_BAD;
+    if (!case_wider_known(family, text)) {
+        bad(why, "no row stride of a slot", "wider", case_word(text, "wider", value));
+        return CASE_BAD;
+    }
     c->factor = case_word(text, "bound", value) ? atof(value) : 1;
     c->zero = case_word(text, "zero", value) ? atof(value) : 0;
     if (!read_special(c, why)) return CASE_BAD;
@@ -251,7 +259,7 @@ case_status case_build(nbl_context *ctx, const nbl__family *family, const char *
     char value[CASE_TEXT];
     case_status status = case_build_inputs(ctx, family, text, seed, split, c, why);
     if (status != CASE_READY) return status;
-    if (family->forward.infer(ctx, c->arguments) != NBL_OK) {
+    if (nbl__infer(ctx, family, false, c->arguments) != NBL_OK) {
         snprintf(why, CASE_TEXT, "refused: %.900s", nbl_error_message(ctx));
         return CASE_BAD;
     }

@@ -39,7 +39,22 @@ static void give_memory(const op_case *c, nbl__role role, bool skewed, case_run 
         tensor->data = case_alloc(&r->memory, case_bytes(tensor), skewed ? element : 0);
         if (role == NBL_ROLE_GRADIENT && adds_to_gradients(c))
             case_fill(c->text, "", c->seed, slot->name, tensor);
+        int64_t more = case_wider(c->text, slot->name);
+        if (more > 0) case_spread(&r->memory, tensor, more, skewed ? element : 0);
     }
+}
+
+/* Results that lie in wider rows become dense, so that they compare with others. */
+static nbl_status gather(nbl_context *ctx, const op_case *c, nbl__role role, case_run *r)
+{
+    for (const nbl__slot *slot = c->family->slots; slot->name; slot++) {
+        if (slot->role != role || case_is_weight(slot)) continue;
+        nbl_tensor *tensor = nbl__slot_tensor(slot, r->arguments);
+        if (tensor->row_stride == 0 || tensor->data == NULL) continue;
+        NBL_CHECK(ctx, case_gather(&r->memory, tensor), NBL_ERROR_INTERNAL,
+                  "%s: something was written between the rows of %s", c->family->name, slot->name);
+    }
+    return NBL_OK;
 }
 
 /* The tensors as they are on the device: aligned well, or to their element. */
@@ -90,17 +105,19 @@ static nbl_status run_guarded(nbl_context *ctx, const op_case *c, const nbl__op 
 
 nbl_status case_forward(nbl_context *ctx, const op_case *c, const nbl__impl *impl, bool skewed, case_run *r)
 {
-    NBL_TRY(c->family->forward.infer(ctx, r->arguments));
+    NBL_TRY(nbl__infer(ctx, c->family, false, r->arguments));
     give_memory(c, NBL_ROLE_OUTPUT, skewed, r);
     give_memory(c, NBL_ROLE_SAVED, skewed, r);
-    return run_guarded(ctx, c, &c->family->forward, impl, skewed, r);
+    NBL_TRY(run_guarded(ctx, c, &c->family->forward, impl, skewed, r));
+    return gather(ctx, c, NBL_ROLE_OUTPUT, r);
 }
 
 nbl_status case_backward(nbl_context *ctx, const op_case *c, const nbl__impl *impl, bool skewed, case_run *r)
 {
-    NBL_TRY(c->family->backward.infer(ctx, r->arguments));
+    NBL_TRY(nbl__infer(ctx, c->family, true, r->arguments));
     give_memory(c, NBL_ROLE_GRADIENT, skewed, r);
-    return run_guarded(ctx, c, &c->family->backward, impl, skewed, r);
+    NBL_TRY(run_guarded(ctx, c, &c->family->backward, impl, skewed, r));
+    return gather(ctx, c, NBL_ROLE_GRADIENT, r);
 }
 
 bool case_takes(const nbl_context *ctx, const nbl__impl *impl, const case_run *r)

@@ -27,7 +27,7 @@ static nbl_tensor piece_of(const nbl_tensor *t, int64_t begin, int64_t end)
 {
     size_t element = (size_t)nbl__dtype_bits(t->dtype) / 8;
     return (nbl_tensor){
-        t->dtype, 1, {end - begin}, t->data ? (uint8_t *)t->data + (size_t)begin * element : NULL};
+        t->dtype, 1, {end - begin}, t->data ? (uint8_t *)t->data + (size_t)begin * element : NULL, 0};
 }
 
 static void copy_of(const nbl_tensor *to, const nbl_tensor *from)

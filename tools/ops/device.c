@@ -70,8 +70,11 @@ static nbl_status add(device_image *image, void *address, size_t bytes, size_t e
 static nbl_status add_tensor(device_image *image, nbl_tensor *t, bool written)
 {
     uint64_t bytes;
-    NBL_CHECK(image->ctx, nbl__dtype_bytes(t->dtype, (uint64_t)nbl__tensor_elements(t), &bytes),
-              NBL_ERROR_SHAPE, "a tensor is too large");
+    int64_t elements = nbl__tensor_elements(t);
+    if (elements > 0 && t->row_stride) /* with what lies between its rows */
+        elements = (t->shape[0] - 1) * t->row_stride + nbl__row_elements(t);
+    NBL_CHECK(image->ctx, nbl__dtype_bytes(t->dtype, (uint64_t)elements, &bytes), NBL_ERROR_SHAPE,
+              "a tensor is too large");
     return add(image, &t->data, bytes, (size_t)nbl__dtype_bits(t->dtype) / 8, written);
 }
 

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "case.h"
+#include "ops/ref.h"
 
 enum { ELEMENTS = 12, QUICK_CASES_PER_LINE = 6 };
 static const double bound = 1e-6;
@@ -52,7 +53,7 @@ static bool is_differentiable(const op_case *c)
     return true;
 }
 
-/* Inputs are copied, outputs get memory. */
+/* Inputs are copied, outputs get memory. Rows that are wider in the case are so here. */
 static void widen(const op_case *c, case_run *r)
 {
     for (const nbl__slot *slot = c->family->slots; slot->name; slot++) {
@@ -65,12 +66,16 @@ static void widen(const op_case *c, case_run *r)
         bool wide = nbl__is_compute(tensor->dtype);
         if (wide) tensor->dtype = NBL_DTYPE_F64;
         if (!wide && !made) continue;
+        nbl_tensor narrow = *tensor;
+        tensor->row_stride = 0;
         tensor->data = case_alloc(&r->memory, case_bytes(tensor), 0);
         for (int64_t i = 0, n = nbl__tensor_elements(tensor); !made && i < n; i++) {
             float value;
-            memcpy(&value, values + i, sizeof value);
+            memcpy(&value, values + nbl__ref_index(&narrow, i), sizeof value);
             ((double *)tensor->data)[i] = (double)value;
         }
+        int64_t more = case_wider(c->text, slot->name);
+        if (more > 0) case_spread(&r->memory, tensor, more, 0);
     }
 }
 
@@ -94,7 +99,7 @@ static double functional(grading *g, const void *arguments)
                          *output = nbl__slot_tensor(nbl__slot_find(g->family, slot->of),
                                                     (void *)(uintptr_t)arguments);
         for (int64_t i = 0; nbl__given(cotangent) && i < nbl__tensor_elements(cotangent); i++)
-            sum += ((const double *)cotangent->data)[i] * ((const double *)output->data)[i];
+            sum += nbl__ref_get(cotangent, i) * nbl__ref_get(output, i);
     }
     return sum;
 }
@@ -139,11 +144,14 @@ static void check_gradient(grading *g, const op_case *c, const nbl__slot *slot, 
     }
     for (int64_t k = 0; k < nbl__min_i64(n, ELEMENTS); k++) {
         int64_t i = n <= ELEMENTS ? k : (int64_t)(case_uniform(c->seed, slot->name, k) * (double)n);
-        double computed = ((const double *)gradient->data)[i], measured;
+        double computed = nbl__ref_get(gradient, i), measured;
         if (case_is_weight(of))
             measured = difference_f32(g, arguments,
                                       (uint8_t *)(uintptr_t)case_slot_weight(of, arguments)->data + 4 * i);
-        else measured = difference_f64(g, arguments, (double *)nbl__slot_tensor(of, arguments)->data + i);
+        else {
+            const nbl_tensor *input = nbl__slot_tensor(of, arguments);
+            measured = difference_f64(g, arguments, (double *)input->data + nbl__ref_index(input, i));
+        }
         off += (measured - computed) * (measured - computed);
         norm += computed * computed;
         g->elements++;
@@ -161,8 +169,8 @@ static void grade_case(grading *g, const op_case *c)
 {
     case_run r;
     case_begin(c, NULL, &r);
-    nbl_status status = g->family->forward.infer(g->ctx, r.arguments);
-    if (status == NBL_OK) status = g->family->backward.infer(g->ctx, r.arguments);
+    nbl_status status = nbl__infer(g->ctx, g->family, false, r.arguments);
+    if (status == NBL_OK) status = nbl__infer(g->ctx, g->family, true, r.arguments);
     widen(c, &r);
     if (status == NBL_OK) status = run_reference(g->ctx, &g->family->forward, r.arguments);
     if (status == NBL_OK) status = run_reference(g->ctx, &g->family->backward, r.arguments);

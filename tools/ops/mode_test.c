@@ -7,7 +7,8 @@
  *
  * and once per case: each gradient alone, as when the others are not wanted; and with ranks=yes the same
  * bits when T is split into other dimensions. Backward runs on what its own instruction set's forward
- * saved. Memory is guarded and poisoned (case_run.c).
+ * saved. Memory is guarded and poisoned (case_run.c). A case with `wider` also runs with dense tensors: the
+ * same bits.
  *
  * With --device cuda the device's implementations run instead, each
  *
@@ -201,6 +202,30 @@ static void test_splits(testing *t, const case_run *forward, const case_run *gra
     }
 }
 
+/* On the host rows that lie in wider rows give the bits of dense ones. */
+static void test_dense(testing *t, const case_run *forward, const case_run *gradients)
+{
+    nbl_context *ctx = t->all->contexts->many[t->all->contexts->best];
+    char value[CASE_TEXT], why[CASE_TEXT], text[CASE_TEXT];
+    if (!case_word(t->c->text, "wider", value)) return;
+    const char *word = strstr(t->c->text, " wider=");
+    if (word == NULL) return;
+    snprintf(text, sizeof text, "%.*s%s", (int)(word - t->c->text), t->c->text,
+             word + 1 + strcspn(word + 1, " "));
+    op_case dense;
+    case_run r = {0};
+    case_status status = case_build(ctx, t->c->family, text, t->c->seed, SPLIT_NONE, &dense, why);
+    testing inner = {t->all, &dense, t->reference};
+    if (status != CASE_READY) fail(t->all, t->c->text, NULL, ctx, why);
+    else if (pass(&inner, ctx, NULL, false, false, NULL, &r)) {
+        same_bits(t, "dispatch", ctx, forward, &r, false, "than with dense tensors");
+        if (gradients->arguments && t->c->backward && case_backward(ctx, &dense, NULL, false, &r) == NBL_OK)
+            same_bits(t, "dispatch", ctx, gradients, &r, true, "than with dense tensors");
+    }
+    case_end(&r);
+    case_destroy(&dense);
+}
+
 /* Each direction on each instruction set; the best one's own choice also in other forms. */
 static void test_case(testing *t)
 {
@@ -211,13 +236,14 @@ static void test_case(testing *t)
         test_impls(t, (nbl_isa)isa, &family->forward, NULL);
         bool good = pass(t, contexts->one[isa], NULL, false, false, NULL, &forward);
         if (good && t->c->backward &&
-            family->backward.infer(contexts->one[isa], forward.arguments) == NBL_OK) {
+            nbl__infer(contexts->one[isa], family, true, forward.arguments) == NBL_OK) {
             test_impls(t, (nbl_isa)isa, &family->backward, &forward);
             good = pass(t, contexts->one[isa], NULL, true, true, &forward, &gradients);
         }
         if (good && isa == (int)contexts->best) {
             if (t->c->backward) test_single_gradients(t, &forward);
             test_splits(t, &forward, &gradients);
+            test_dense(t, &forward, &gradients);
         }
         case_end(&gradients);
         case_end(&forward);
@@ -257,7 +283,7 @@ static void test_device_case(testing *t)
     bool good = pass(t, ctx, NULL, false, false, NULL, &forward);
     bool backward = t->c->backward && case_impls(ctx, family, &family->backward)[0];
     if (t->c->backward && !backward) t->all->missing = family->backward.name;
-    if (good && backward && family->backward.infer(ctx, forward.arguments) == NBL_OK) {
+    if (good && backward && nbl__infer(ctx, family, true, forward.arguments) == NBL_OK) {
         test_device_impls(t, &family->backward, &forward);
         good = pass(t, ctx, NULL, true, false, &forward, &gradients);
         if (good) test_single_gradients(t, &forward);

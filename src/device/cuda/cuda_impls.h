@@ -1,7 +1,8 @@
 /* cuda_impls.h - the CUDA implementations of operators: one list that declares them and makes the table of cuda_impls.c.
  *
  * A line is a family, a direction and its rows, best first. No reference stands behind them: an operator without a line,
- * or arguments that every row declines, is an error that names the operator. */
+ * or arguments that every row declines, is an error that names the operator. Rows NAME_rows copy tensors with a row
+ * stride, which the others decline (ops/common/dense_rows_cuda.c). */
 #ifndef NBL_CUDA_IMPLS_H
 #define NBL_CUDA_IMPLS_H
 
@@ -9,10 +10,10 @@
 
 /* clang-format off */
 #define NBL_CUDA_OPERATORS(OP, ROW)                                                                          \
-    OP(linear, forward, ROW(linear_cuda))                                                                    \
-    OP(linear, backward, ROW(linear_backward_cuda))                                                          \
-    OP(linear_group, forward, ROW(linear_group_cuda))                                                        \
-    OP(linear_group, backward, ROW(linear_group_backward_cuda))                                              \
+    OP(linear, forward, ROW(linear_cuda) ROW(linear_rows))                                                   \
+    OP(linear, backward, ROW(linear_backward_cuda) ROW(linear_backward_rows))                                \
+    OP(linear_group, forward, ROW(linear_group_cuda) ROW(linear_group_rows))                                 \
+    OP(linear_group, backward, ROW(linear_group_backward_cuda) ROW(linear_group_backward_rows))              \
     OP(mlp, forward, ROW(mlp_cuda))                                                                          \
     OP(mlp, backward, ROW(mlp_backward_cuda))                                                                \
     OP(dora_norm, forward, ROW(dora_norm_cuda))                                                              \
@@ -23,11 +24,11 @@
     OP(scale, forward, ROW(scale_cuda))                                                                      \
     OP(scale, backward, ROW(scale_backward_cuda))                                                            \
     OP(check_finite, forward, ROW(check_finite_cuda))                                                        \
-    OP(attention, forward, ROW(attention_sm90) ROW(attention_mma) ROW(attention_f32) ROW(attention_cuda))    \
+    OP(attention, forward, ROW(attention_sm90) ROW(attention_mma) ROW(attention_f32) ROW(attention_cuda) ROW(attention_rows))\
     OP(attention, backward, ROW(attention_backward_sm90) ROW(attention_backward_mma)                         \
-                            ROW(attention_backward_f32) ROW(attention_backward_cuda))                        \
-    OP(attention_decode, forward, ROW(attention_decode_cuda))                                                \
-    OP(attention_step, forward, ROW(attention_step_fast) ROW(attention_step_cuda))                           \
+                            ROW(attention_backward_f32) ROW(attention_backward_cuda) ROW(attention_backward_rows))\
+    OP(attention_decode, forward, ROW(attention_decode_cuda) ROW(attention_decode_rows))                     \
+    OP(attention_step, forward, ROW(attention_step_fast) ROW(attention_step_cuda) ROW(attention_step_rows))  \
     OP(kv_write, forward, ROW(kv_write_cuda))                                                                \
     OP(take_rows, forward, ROW(take_rows_cuda))                                                              \
     OP(rmsnorm, forward, ROW(rmsnorm_cuda))                                                                  \
@@ -37,8 +38,8 @@
     OP(rope_table, forward, ROW(rope_table_cuda))                                                            \
     OP(rope, forward, ROW(rope_cuda))                                                                        \
     OP(rope, backward, ROW(rope_backward_cuda))                                                              \
-    OP(norm_rope, forward, ROW(norm_rope_cuda))                                                              \
-    OP(norm_rope, backward, ROW(norm_rope_backward_cuda))                                                    \
+    OP(norm_rope, forward, ROW(norm_rope_cuda) ROW(norm_rope_rows))                                          \
+    OP(norm_rope, backward, ROW(norm_rope_backward_cuda) ROW(norm_rope_backward_rows))                       \
     OP(gated, forward, ROW(gated_cuda))                                                                      \
     OP(gated, backward, ROW(gated_backward_cuda))                                                            \
     OP(embedding, forward, ROW(embedding_cuda))                                                              \

@@ -116,17 +116,17 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 static const nbl__slot slots[] = {
-    NBL_KEPT(nbl__attention, q, "q", INPUT),
-    NBL_KEPT(nbl__attention, k, "k", INPUT),
-    NBL_KEPT(nbl__attention, v, "v", INPUT),
+    NBL_KEPT_ROWS(nbl__attention, q, "q", INPUT, 3),
+    NBL_KEPT_ROWS(nbl__attention, k, "k", INPUT, 3),
+    NBL_KEPT_ROWS(nbl__attention, v, "v", INPUT, 3),
     NBL_KEPT(nbl__attention, cu_seqlens, "cu_seqlens", INPUT),
     NBL_KEPT(nbl__attention, sinks, "sinks", OPTIONAL),
     NBL_KEPT(nbl__attention, out, "out", OUTPUT),
     NBL_KEPT(nbl__attention, lse, "lse", SAVED),
     NBL_SLOT(nbl__attention, dout, "dout", COTANGENT, "out"),
-    NBL_SLOT(nbl__attention, dq, "dq", GRADIENT, "q"),
-    NBL_SLOT(nbl__attention, dk, "dk", GRADIENT, "k"),
-    NBL_SLOT(nbl__attention, dv, "dv", GRADIENT, "v"),
+    NBL_SLOT_ROWS(nbl__attention, dq, "dq", GRADIENT, "q", 3),
+    NBL_SLOT_ROWS(nbl__attention, dk, "dk", GRADIENT, "k", 3),
+    NBL_SLOT_ROWS(nbl__attention, dv, "dv", GRADIENT, "v", 3),
     NBL_SLOT(nbl__attention, dsinks, "dsinks", GRADIENT, "sinks"),
     {0},
 };
@@ -191,7 +191,7 @@ static nbl_status infer_decode(nbl_context *ctx, void *arguments)
 }
 
 static const nbl__slot decode_slots[] = {
-    NBL_SLOT(nbl__attention_decode, q, "q", INPUT, NULL),
+    NBL_SLOT_ROWS(nbl__attention_decode, q, "q", INPUT, NULL, 3),
     NBL_SLOT(nbl__attention_decode, k, "k", INPUT, NULL),
     NBL_SLOT(nbl__attention_decode, v, "v", INPUT, NULL),
     NBL_SLOT(nbl__attention_decode, lengths, "lengths", INPUT, NULL),

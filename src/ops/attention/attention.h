@@ -87,6 +87,13 @@ nbl_status nbl__attention_check_lengths(const nbl__call *call, const nbl__attent
 /* `scale`, or 1 / √D if it is 0. */
 double nbl__attention_scale(float scale, int64_t head_size);
 
+/* Elements from the start of a tensor [tokens, heads, size] to a head of a token. */
+static inline int64_t nbl__head_offset(const nbl_tensor *t, int64_t token, int64_t head)
+{
+    int64_t stride = t->row_stride ? t->row_stride : t->shape[1] * t->shape[2];
+    return token * stride + head * t->shape[2];
+}
+
 /* The keys [first, end) that query i of a sequence of n sees. */
 typedef struct nbl__span {
     int64_t first, end;

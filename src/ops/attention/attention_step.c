@@ -55,6 +55,7 @@ static pieces lay_out(const nbl__attention_step *a, uint8_t *base)
 {
     nbl__cut cut = {base, 0};
     pieces p = {.q = a->q, .k = a->k};
+    p.q.row_stride = p.k.row_stride = 0;
     p.q.data = nbl__cut_bytes(&cut, (size_t)nbl__tensor_elements(&a->q) * nbl__size_of(a->dtype));
     p.k.data = nbl__cut_bytes(&cut, (size_t)nbl__tensor_elements(&a->k) * nbl__size_of(a->dtype));
     p.used = cut.used;
@@ -83,7 +84,8 @@ static nbl_status keep(const nbl__call *call, const nbl__attention_step *a, cons
                        const nbl_tensor *cache)
 {
     int64_t width = a->k.shape[1] * a->k.shape[2];
-    size_t from = (size_t)width * nbl__size_of(a->dtype), to = (size_t)width * nbl__size_of(cache->dtype);
+    size_t from = (size_t)nbl__row_stride(x) * nbl__size_of(a->dtype);
+    size_t to = (size_t)width * nbl__size_of(cache->dtype);
     for (int64_t b = 0; b < a->k.shape[0]; b++) {
         int64_t row = b * cache->shape[1] + ((const int32_t *)a->lengths.data)[b] - 1;
         NBL_TRY(nbl_convert(call->ctx, a->dtype, (const uint8_t *)x->data + (size_t)b * from, cache->dtype,
@@ -110,9 +112,9 @@ static nbl_status run(const nbl__call *call, const void *arguments)
 }
 
 static const nbl__slot slots[] = {
-    NBL_SLOT(nbl__attention_step, q, "q", INPUT, NULL),
-    NBL_SLOT(nbl__attention_step, k, "k", INPUT, NULL),
-    NBL_SLOT(nbl__attention_step, v, "v", INPUT, NULL),
+    NBL_SLOT_ROWS(nbl__attention_step, q, "q", INPUT, NULL, 3),
+    NBL_SLOT_ROWS(nbl__attention_step, k, "k", INPUT, NULL, 3),
+    NBL_SLOT_ROWS(nbl__attention_step, v, "v", INPUT, NULL, 3),
     NBL_SLOT(nbl__attention_step, cos, "cos", INPUT, NULL),
     NBL_SLOT(nbl__attention_step, sin, "sin", INPUT, NULL),
     NBL_SLOT(nbl__attention_step, keys, "keys", INPUT, NULL),

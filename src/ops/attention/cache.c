@@ -40,7 +40,8 @@ static nbl_status run_write(const nbl__call *call, const void *arguments)
 {
     const nbl__kv_write *a = arguments;
     int64_t width = a->x.shape[1] * a->x.shape[2];
-    size_t from = (size_t)width * nbl__size_of(a->x.dtype), to = (size_t)width * nbl__size_of(a->cache.dtype);
+    size_t from = (size_t)nbl__row_stride(&a->x) * nbl__size_of(a->x.dtype);
+    size_t to = (size_t)width * nbl__size_of(a->cache.dtype);
     NBL_TRY(check_rows(call->ctx, call->op, &a->rows, a->cache.shape[0] * a->cache.shape[1]));
     for (int64_t t = 0; t < a->x.shape[0]; t++) {
         size_t row = (size_t)((const int32_t *)a->rows.data)[t];
@@ -51,7 +52,7 @@ static nbl_status run_write(const nbl__call *call, const void *arguments)
 }
 
 static const nbl__slot write_slots[] = {
-    NBL_SLOT(nbl__kv_write, x, "x", INPUT, NULL),
+    NBL_SLOT_ROWS(nbl__kv_write, x, "x", INPUT, NULL, 3),
     NBL_SLOT(nbl__kv_write, rows, "rows", INPUT, NULL),
     NBL_SLOT(nbl__kv_write, cache, "cache", INPUT, NULL),
     {0},

@@ -59,7 +59,7 @@ static const nbl__slot add_slots[] = {
     NBL_SLOT(nbl__add, b, "b", INPUT, NULL),
     NBL_SLOT(nbl__add, y, "y", OUTPUT, NULL),
     NBL_SLOT(nbl__add, dy, "dy", COTANGENT, "y"),
-    {"dx", NBL_ROLE_GRADIENT, "a", offsetof(nbl__add, dx), false, NULL, "b", NULL},
+    {"dx", NBL_ROLE_GRADIENT, "a", offsetof(nbl__add, dx), false, NULL, "b", NULL, 0},
     {0},
 };
 static const nbl__attr add_attrs[] = {NBL_ATTR(nbl__add, dtype, "dtype", DTYPE, 0), {0}};
@@ -183,12 +183,12 @@ static nbl_status infer_gated_backward(nbl_context *ctx, void *arguments)
 }
 
 static const nbl__slot gated_slots[] = {
-    NBL_KEPT(nbl__gated, gate, "gate", INPUT),
-    NBL_KEPT(nbl__gated, up, "up", INPUT),
-    NBL_SLOT(nbl__gated, h, "h", OUTPUT, NULL),
-    NBL_SLOT(nbl__gated, dh, "dh", COTANGENT, "h"),
-    NBL_SLOT(nbl__gated, dgate, "dgate", GRADIENT, "gate"),
-    NBL_SLOT(nbl__gated, dup, "dup", GRADIENT, "up"),
+    NBL_KEPT_ROWS(nbl__gated, gate, "gate", INPUT, 2),
+    NBL_KEPT_ROWS(nbl__gated, up, "up", INPUT, 2),
+    NBL_SLOT_ROWS(nbl__gated, h, "h", OUTPUT, NULL, 2),
+    NBL_SLOT_ROWS(nbl__gated, dh, "dh", COTANGENT, "h", 2),
+    NBL_SLOT_ROWS(nbl__gated, dgate, "dgate", GRADIENT, "gate", 2),
+    NBL_SLOT_ROWS(nbl__gated, dup, "dup", GRADIENT, "up", 2),
     {0},
 };
 static const nbl__attr gated_attrs[] = {

@@ -1,8 +1,8 @@
 /* gated.cu - gated and gated_backward. See elementwise.h.
  *
  * A thread takes EACH times 16 bytes of every tensor, all loads first; what is left at the end, and
- * tensors that are not aligned, go element by element. Bound by memory: three tensors forward, five
- * backward. */
+ * tensors that are not aligned, go element by element. Where a tensor lies in wider rows, a block takes a
+ * row. Bound by memory: three tensors forward, five backward. */
 #include "ops/elementwise/act.cuh"
 #include "ops/common/load.cuh"
 
@@ -67,6 +67,60 @@ __global__ void __launch_bounds__(THREADS, 3) gate_kernel(gates a)
     }
 }
 
+/* Elements from one row to the next, where some tensors lie in wider rows. */
+struct gate_strides {
+    int64_t columns, gate, up, dh, h, dgate, dup;
+};
+
+/* A row per block. */
+template <typename T, int ACT, int N, bool BACKWARD>
+__global__ void __launch_bounds__(THREADS) gate_rows_kernel(gates a, gate_strides s)
+{
+    int64_t row = blockIdx.x;
+    a.gate = static_cast<const T *>(a.gate) + row * s.gate;
+    a.up = static_cast<const T *>(a.up) + row * s.up;
+    if (BACKWARD) {
+        a.dh = static_cast<const T *>(a.dh) + row * s.dh;
+        if (a.dgate) a.dgate = static_cast<T *>(a.dgate) + row * s.dgate;
+        if (a.dup) a.dup = static_cast<T *>(a.dup) + row * s.dup;
+    } else a.h = static_cast<T *>(a.h) + row * s.h;
+    for (int64_t i = static_cast<int64_t>(threadIdx.x) * N; i < s.columns; i += THREADS * N)
+        gate_runs<T, ACT, N, 1, BACKWARD>(a, i);
+}
+
+template <typename T, int ACT, bool BACKWARD>
+void launch_rows(const nbl__call *call, const gates &a, const gate_strides &s)
+{
+    const void *all[] = {a.gate, a.up, a.dh, a.h, a.dgate, a.dup};
+    const int64_t steps[] = {s.columns, s.gate, s.up, s.dh, s.h, s.dgate, s.dup};
+    constexpr int N = pack<T>::COUNT;
+    bool good = true;
+    for (const void *p : all) good = good && is_aligned(p, 16);
+    for (int64_t step : steps) good = good && step % N == 0;
+    unsigned blocks = static_cast<unsigned>(a.n / s.columns);
+    if (good) gate_rows_kernel<T, ACT, N, BACKWARD><<<blocks, THREADS, 0, stream_of(call)>>>(a, s);
+    else gate_rows_kernel<T, ACT, 1, BACKWARD><<<blocks, THREADS, 0, stream_of(call)>>>(a, s);
+}
+
+/* The strides of the tensors that a direction uses. False: all are dense, and rows do not matter. */
+template <bool BACKWARD> bool find_strides(const nbl__gated *a, gate_strides *s)
+{
+    const nbl_tensor *all[] = {&a->gate,
+                               &a->up,
+                               BACKWARD ? &a->dh : &a->gate,
+                               BACKWARD ? &a->gate : &a->h,
+                               BACKWARD ? &a->dgate : &a->gate,
+                               BACKWARD ? &a->dup : &a->gate};
+    int64_t *steps[] = {&s->gate, &s->up, &s->dh, &s->h, &s->dgate, &s->dup};
+    bool any = false;
+    for (int i = 0; i < 6; i++) {
+        any = any || nbl__is_strided(all[i]);
+        *steps[i] = nbl__row_stride(all[i]);
+    }
+    s->columns = nbl__row_elements(&a->gate);
+    return any;
+}
+
 template <typename T, int ACT, bool BACKWARD> void launch(const nbl__call *call, const gates &a)
 {
     const void *all[] = {a.gate, a.up, a.dh, a.h, a.dgate, a.dup};
@@ -88,6 +142,15 @@ template <bool BACKWARD> nbl_status run(const nbl__call *call, const void *argum
         g.dup = a->dup.data;
     }
     if (g.n == 0 || (BACKWARD && !g.dgate && !g.dup)) return NBL_OK;
+    gate_strides s = {};
+    if (find_strides<BACKWARD>(a, &s)) {
+        if (a->act == NBL_ACT_SILU)
+            NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, NBL_ACT_SILU, BACKWARD>(call, g, s)));
+        else if (a->act == NBL_ACT_GELU)
+            NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, NBL_ACT_GELU, BACKWARD>(call, g, s)));
+        else NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, NBL_ACT_GELU_TANH, BACKWARD>(call, g, s)));
+        return launched(call);
+    }
     if (a->act == NBL_ACT_SILU) NBL_BY_DTYPE(a->dtype, T, (launch<T, NBL_ACT_SILU, BACKWARD>(call, g)));
     else if (a->act == NBL_ACT_GELU) NBL_BY_DTYPE(a->dtype, T, (launch<T, NBL_ACT_GELU, BACKWARD>(call, g)));
     else NBL_BY_DTYPE(a->dtype, T, (launch<T, NBL_ACT_GELU_TANH, BACKWARD>(call, g)));

@@ -148,7 +148,7 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 
 /* The bias is not kept: backward does not read it. */
 static const nbl__slot slots[] = {
-    NBL_KEPT(nbl__linear, x, "x", INPUT),
+    NBL_KEPT_ROWS(nbl__linear, x, "x", INPUT, 2),
     NBL_KEPT(nbl__linear, w, "w", WEIGHT),
     NBL_SLOT(nbl__linear, bias, "b", OPTIONAL, NULL),
     NBL_KEPT(nbl__linear, lora_a, "lora_a", OPTIONAL),
@@ -156,9 +156,9 @@ static const nbl__slot slots[] = {
     NBL_KEPT(nbl__linear, magnitude, "magnitude", OPTIONAL),
     NBL_KEPT(nbl__linear, norm, "norm", OPTIONAL),
     NBL_KEPT(nbl__linear, seeds, "seeds", OPTIONAL),
-    NBL_SLOT(nbl__linear, y, "y", OUTPUT, NULL),
-    NBL_SLOT(nbl__linear, dy, "dy", COTANGENT, "y"),
-    NBL_SLOT(nbl__linear, dx, "dx", GRADIENT, "x"),
+    NBL_SLOT_ROWS(nbl__linear, y, "y", OUTPUT, NULL, 2),
+    NBL_SLOT_ROWS(nbl__linear, dy, "dy", COTANGENT, "y", 2),
+    NBL_SLOT_ROWS(nbl__linear, dx, "dx", GRADIENT, "x", 2),
     NBL_SLOT(nbl__linear, dbias, "db", GRADIENT, "b"),
     NBL_SLOT(nbl__linear, dlora_a, "dlora_a", GRADIENT, "lora_a"),
     NBL_SLOT(nbl__linear, dlora_b, "dlora_b", GRADIENT, "lora_b"),

@@ -95,24 +95,26 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 #define SLOT(i, field, name, role, of) NBL_SLOT(nbl__linear_group, members[i].field, name #i, role, of)
+#define ROWS(i, field, name, role, of)                                                                       \
+    NBL_SLOT_ROWS(nbl__linear_group, members[i].field, name #i, role, of, 2)
 #define KEPT(i, field, name, role) NBL_KEPT(nbl__linear_group, members[i].field, name #i, role)
 #define MEMBER(i, weight_role)                                                                               \
     KEPT(i, w, "w", weight_role), SLOT(i, bias, "b", OPTIONAL, NULL), KEPT(i, lora_a, "lora_a", OPTIONAL),   \
         KEPT(i, lora_b, "lora_b", OPTIONAL), KEPT(i, magnitude, "magnitude", OPTIONAL),                      \
-        KEPT(i, norm, "norm", OPTIONAL), SLOT(i, y, "y", OUTPUT, NULL),                                      \
-        SLOT(i, dy, "dy", COTANGENT, "y" #i), SLOT(i, dbias, "db", GRADIENT, "b" #i),                        \
+        KEPT(i, norm, "norm", OPTIONAL), ROWS(i, y, "y", OUTPUT, NULL),                                      \
+        ROWS(i, dy, "dy", COTANGENT, "y" #i), SLOT(i, dbias, "db", GRADIENT, "b" #i),                        \
         SLOT(i, dlora_a, "dlora_a", GRADIENT, "lora_a" #i),                                                  \
         SLOT(i, dlora_b, "dlora_b", GRADIENT, "lora_b" #i),                                                  \
         SLOT(i, dmagnitude, "dmagnitude", GRADIENT, "magnitude" #i), SLOT(i, dw, "dw", GRADIENT, "w" #i)
 
 static const nbl__slot slots[] = {
-    NBL_KEPT(nbl__linear_group, members[0].x, "x", INPUT),
+    NBL_KEPT_ROWS(nbl__linear_group, members[0].x, "x", INPUT, 2),
     MEMBER(0, WEIGHT),
     MEMBER(1, OPTIONAL_WEIGHT),
     MEMBER(2, OPTIONAL_WEIGHT),
     MEMBER(3, OPTIONAL_WEIGHT),
     NBL_KEPT(nbl__linear_group, members[0].seeds, "seeds", OPTIONAL),
-    NBL_SLOT(nbl__linear_group, members[0].dx, "dx", GRADIENT, "x"),
+    NBL_SLOT_ROWS(nbl__linear_group, members[0].dx, "dx", GRADIENT, "x", 2),
     {0},
 };
 static const nbl__attr attrs[] = {

@@ -66,6 +66,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     for (int i = 0; i < group->count; i++) {
         members[i].dx.dtype = NBL_DTYPE_F64;
         members[i].dx.data = s.dx;
+        members[i].dx.row_stride = 0;
         NBL_TRY(nbl__linear_backward_ref.run(&inner, &members[i]));
         for (int64_t e = 0; e < n; e++) s.sum[e] = s.dx[e] + (i ? s.sum[e] : 0);
     }

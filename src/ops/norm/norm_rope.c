@@ -53,6 +53,7 @@ static nbl_tensor between(const nbl__norm_rope *a, uint8_t *base, size_t *used)
     nbl__cut cut = {base, 0};
     nbl_tensor middle = a->x;
     middle.dtype = NBL_DTYPE_F64;
+    middle.row_stride = 0;
     middle.data = nbl__cut_bytes(&cut, (size_t)nbl__tensor_elements(&a->x) * sizeof(double));
     *used = cut.used;
     return middle;
@@ -107,10 +108,14 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
 }
 
 static const nbl__slot slots[] = {
-    NBL_KEPT(nbl__norm_rope, x, "x", INPUT),           NBL_KEPT(nbl__norm_rope, w, "w", INPUT),
-    NBL_KEPT(nbl__norm_rope, cos, "cos", INPUT),       NBL_KEPT(nbl__norm_rope, sin, "sin", INPUT),
-    NBL_SLOT(nbl__norm_rope, y, "y", OUTPUT, NULL),    NBL_SLOT(nbl__norm_rope, dy, "dy", COTANGENT, "y"),
-    NBL_SLOT(nbl__norm_rope, dx, "dx", GRADIENT, "x"), {0},
+    NBL_KEPT_ROWS(nbl__norm_rope, x, "x", INPUT, 3),
+    NBL_KEPT(nbl__norm_rope, w, "w", INPUT),
+    NBL_KEPT(nbl__norm_rope, cos, "cos", INPUT),
+    NBL_KEPT(nbl__norm_rope, sin, "sin", INPUT),
+    NBL_SLOT_ROWS(nbl__norm_rope, y, "y", OUTPUT, NULL, 3),
+    NBL_SLOT_ROWS(nbl__norm_rope, dy, "dy", COTANGENT, "y", 3),
+    NBL_SLOT_ROWS(nbl__norm_rope, dx, "dx", GRADIENT, "x", 3),
+    {0},
 };
 static const char *const rounds[] = {"before_weight", "after_weight", NULL};
 static const nbl__attr attrs[] = {

@@ -11,6 +11,7 @@
 #include "ops/common/load.cuh"
 
 extern "C" {
+#include "ops/families.h"
 #include "ops/norm/norm_rope.h"
 #include "ops/norm/rmsnorm.h"
 }
@@ -224,9 +225,11 @@ template <bool BACKWARD> nbl_status run(const nbl__call *call, const void *argum
     return launched(call);
 }
 
-const char *can(const void *arguments)
+template <bool BACKWARD> const char *can(const void *arguments)
 {
     const nbl__norm_rope *a = static_cast<const nbl__norm_rope *>(arguments);
+    const char *why = nbl__dense_only(&nbl__norm_rope_family, BACKWARD, arguments);
+    if (why) return why;
     return a->x.shape[a->x.rank - 2] * nbl__last(&a->x) > INT32_MAX ? "a token has more than 2^31 elements"
                                                                     : nullptr;
 }
@@ -234,11 +237,14 @@ const char *can(const void *arguments)
 } // namespace
 
 extern "C" {
-const nbl__impl nbl__norm_rope_cuda = {
-    .name = "norm_rope_cuda", .needs = NBL_ISA_SCALAR, .can = can, .scratch = nullptr, .run = run<false>};
+const nbl__impl nbl__norm_rope_cuda = {.name = "norm_rope_cuda",
+                                       .needs = NBL_ISA_SCALAR,
+                                       .can = can<false>,
+                                       .scratch = nullptr,
+                                       .run = run<false>};
 const nbl__impl nbl__norm_rope_backward_cuda = {.name = "norm_rope_backward_cuda",
                                                 .needs = NBL_ISA_SCALAR,
-                                                .can = can,
+                                                .can = can<true>,
                                                 .scratch = nullptr,
                                                 .run = run<true>};
 }

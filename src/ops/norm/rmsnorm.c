@@ -45,14 +45,14 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 static const nbl__slot slots[] = {
-    {"x", NBL_ROLE_INPUT, NULL, offsetof(nbl__rmsnorm, x), true, "residual_out", NULL, NULL},
+    {"x", NBL_ROLE_INPUT, NULL, offsetof(nbl__rmsnorm, x), true, "residual_out", NULL, NULL, 0},
     NBL_KEPT(nbl__rmsnorm, w, "w", INPUT),
     NBL_SLOT(nbl__rmsnorm, residual, "residual", OPTIONAL, NULL),
     NBL_SLOT(nbl__rmsnorm, y, "y", OUTPUT, NULL),
     NBL_KEPT(nbl__rmsnorm, residual_out, "residual_out", OUTPUT),
     NBL_SLOT(nbl__rmsnorm, dy, "dy", COTANGENT, "y"),
     NBL_SLOT(nbl__rmsnorm, dresidual, "dresidual", COTANGENT, "residual_out"),
-    {"dx", NBL_ROLE_GRADIENT, "x", offsetof(nbl__rmsnorm, dx), false, NULL, "residual", NULL},
+    {"dx", NBL_ROLE_GRADIENT, "x", offsetof(nbl__rmsnorm, dx), false, NULL, "residual", NULL, 0},
     NBL_SLOT(nbl__rmsnorm, dw, "dw", GRADIENT, "w"),
     {0},
 };

@@ -97,13 +97,13 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 static const nbl__slot slots[] = {
-    NBL_SLOT(nbl__rope_apply, x, "x", INPUT, NULL),
+    NBL_SLOT_ROWS(nbl__rope_apply, x, "x", INPUT, NULL, 3),
     NBL_KEPT(nbl__rope_apply, positions, "positions", OPTIONAL),
     NBL_KEPT(nbl__rope_apply, cos, "cos", OPTIONAL),
     NBL_KEPT(nbl__rope_apply, sin, "sin", OPTIONAL),
-    NBL_SLOT(nbl__rope_apply, y, "y", OUTPUT, NULL),
-    NBL_SLOT(nbl__rope_apply, dy, "dy", COTANGENT, "y"),
-    NBL_SLOT(nbl__rope_apply, dx, "dx", GRADIENT, "x"),
+    NBL_SLOT_ROWS(nbl__rope_apply, y, "y", OUTPUT, NULL, 3),
+    NBL_SLOT_ROWS(nbl__rope_apply, dy, "dy", COTANGENT, "y", 3),
+    NBL_SLOT_ROWS(nbl__rope_apply, dx, "dx", GRADIENT, "x", 3),
     {0},
 };
 static const nbl__attr attrs[] = {

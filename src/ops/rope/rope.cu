@@ -80,6 +80,11 @@ struct turn {
     float sign; /* -1: back */
 };
 
+/* The same where tokens lie in wider rows: elements from one token to the next. */
+struct turn_rows : turn {
+    int64_t from_stride, to_stride;
+};
+
 __device__ inline void fill_angles(const turn &a, const frequencies *f, float *cosines, float *sines)
 {
     int64_t token = blockIdx.x;
@@ -96,12 +101,12 @@ __device__ inline void fill_angles(const turn &a, const frequencies *f, float *c
 
 /* N elements at a time: as many as fit 16 bytes, or 1. */
 template <typename T, int N>
-__device__ void rotate_heads(const turn &a, const float *cosines, const float *sines)
+__device__ void rotate_heads(const turn &a, int64_t from_at, int64_t to_at, const float *cosines,
+                             const float *sines)
 {
     int lanes = a.half / N, extra = (a.columns - 2 * a.half) / N, work = lanes + extra;
-    int64_t first = static_cast<int64_t>(blockIdx.x) * a.heads * a.columns;
-    const T *from = static_cast<const T *>(a.from) + first;
-    T *to = static_cast<T *>(a.to) + first;
+    const T *from = static_cast<const T *>(a.from) + from_at;
+    T *to = static_cast<T *>(a.to) + to_at;
     for (int item = threadIdx.x; item < a.heads * work; item += blockDim.x) {
         int head = item / work, i = item % work;
         const T *x = from + static_cast<int64_t>(head) * a.columns;
@@ -127,11 +132,25 @@ __device__ void rotate_heads(const turn &a, const float *cosines, const float *s
     }
 }
 
+template <typename T, int N>
+__device__ void rotate_token(const turn &a, const float *cosines, const float *sines)
+{
+    int64_t first = static_cast<int64_t>(blockIdx.x) * a.heads * a.columns;
+    rotate_heads<T, N>(a, first, first, cosines, sines);
+}
+
+template <typename T, int N>
+__device__ void rotate_row(const turn_rows &a, const float *cosines, const float *sines)
+{
+    int64_t token = blockIdx.x;
+    rotate_heads<T, N>(a, token * a.from_stride, token * a.to_stride, cosines, sines);
+}
+
 template <typename T, int N> __global__ void __launch_bounds__(THREADS) rotate_by_table(turn a)
 {
     extern __shared__ __align__(16) float turns[];
     fill_angles(a, nullptr, turns, turns + a.half);
-    rotate_heads<T, N>(a, turns, turns + a.half);
+    rotate_token<T, N>(a, turns, turns + a.half);
 }
 
 template <typename T, int N>
@@ -139,16 +158,40 @@ __global__ void __launch_bounds__(THREADS) rotate_by_position(turn a, const __gr
 {
     extern __shared__ __align__(16) float turns[];
     fill_angles(a, &f, turns, turns + a.half);
-    rotate_heads<T, N>(a, turns, turns + a.half);
+    rotate_token<T, N>(a, turns, turns + a.half);
+}
+
+template <typename T, int N> __global__ void __launch_bounds__(THREADS) rotate_rows_by_table(turn_rows a)
+{
+    extern __shared__ __align__(16) float turns[];
+    fill_angles(a, nullptr, turns, turns + a.half);
+    rotate_row<T, N>(a, turns, turns + a.half);
 }
 
 template <typename T, int N>
-void launch(const nbl__call *call, const turn &a, const nbl__rope *rope, unsigned tokens)
+__global__ void __launch_bounds__(THREADS)
+    rotate_rows_by_position(turn_rows a, const __grid_constant__ frequencies f)
 {
+    extern __shared__ __align__(16) float turns[];
+    fill_angles(a, &f, turns, turns + a.half);
+    rotate_row<T, N>(a, turns, turns + a.half);
+}
+
+/* strided: from or to lies in wider rows. */
+template <typename T, int N>
+void launch(const nbl__call *call, const turn_rows &rows, bool strided, const nbl__rope *rope,
+            unsigned tokens)
+{
+    const turn &a = rows;
     int64_t work = static_cast<int64_t>(a.heads) * (a.columns - a.half) / N;
     int64_t threads = work >= THREADS ? int64_t{THREADS} : ceil_div(work, 32) * 32;
     size_t shared = 2 * static_cast<size_t>(a.half) * sizeof(float);
-    if (a.cosines)
+    if (strided && a.cosines)
+        rotate_rows_by_table<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(rows);
+    else if (strided)
+        rotate_rows_by_position<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(
+            rows, frequencies_of(rope, a.half));
+    else if (a.cosines)
         rotate_by_table<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(a);
     else
         rotate_by_position<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(
@@ -160,22 +203,26 @@ nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_ten
 {
     int64_t columns = nbl__last(&a->x), half = nbl__rope_dim(&a->rope, columns) / 2;
     int64_t heads = a->x.shape[a->x.rank - 2], count = a->dtype == NBL_DTYPE_F32 ? 4 : 8;
-    turn t = {from->data,
-              to->data,
-              static_cast<const float *>(a->cos.data),
-              static_cast<const float *>(a->sin.data),
-              static_cast<const int32_t *>(a->positions.data),
-              static_cast<int>(heads),
-              static_cast<int>(columns),
-              static_cast<int>(half),
-              sign};
+    turn_rows t = {};
+    static_cast<turn &>(t) = {from->data,
+                              to->data,
+                              static_cast<const float *>(a->cos.data),
+                              static_cast<const float *>(a->sin.data),
+                              static_cast<const int32_t *>(a->positions.data),
+                              static_cast<int>(heads),
+                              static_cast<int>(columns),
+                              static_cast<int>(half),
+                              sign};
+    t.from_stride = nbl__token_stride(from);
+    t.to_stride = nbl__token_stride(to);
+    bool strided = nbl__is_strided(from) || nbl__is_strided(to);
     if (!nbl__given(to) || heads == 0) return NBL_OK;
     unsigned tokens = static_cast<unsigned>(nbl__tensor_rows(&a->x) / heads);
     if (tokens == 0) return NBL_OK;
-    bool fast = half % count == 0 && columns % count == 0 && is_aligned(from->data, 16) &&
-                is_aligned(to->data, 16);
-    if (fast) NBL_BY_DTYPE(a->dtype, T, (launch<T, pack<T>::COUNT>(call, t, &a->rope, tokens)));
-    else NBL_BY_DTYPE(a->dtype, T, (launch<T, 1>(call, t, &a->rope, tokens)));
+    bool fast = half % count == 0 && columns % count == 0 && t.from_stride % count == 0 &&
+                t.to_stride % count == 0 && is_aligned(from->data, 16) && is_aligned(to->data, 16);
+    if (fast) NBL_BY_DTYPE(a->dtype, T, (launch<T, pack<T>::COUNT>(call, t, strided, &a->rope, tokens)));
+    else NBL_BY_DTYPE(a->dtype, T, (launch<T, 1>(call, t, strided, &a->rope, tokens)));
     return launched(call);
 }
 

@@ -23,6 +23,7 @@ typedef struct table_job {
 typedef struct rotate_job {
     nbl_dtype dtype;
     int64_t heads, columns, half;
+    int64_t from_stride, to_stride; /* elements from one token to the next */
     const float *cos, *sin;
     float sign; /* -1: rotate by the negative angle (backward) */
     const uint8_t *from;
@@ -135,6 +136,8 @@ static nbl_status apply(const nbl__call *call, const nbl__rope_apply *a, const n
                     .cos = a->cos.data,
                     .sin = a->sin.data,
                     .sign = sign,
+                    .from_stride = nbl__token_stride(from),
+                    .to_stride = nbl__token_stride(to),
                     .from = from->data,
                     .to = to->data};
     int64_t tokens = 1;

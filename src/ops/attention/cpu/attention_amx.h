@@ -52,7 +52,7 @@ static inline int64_t padded(int64_t size)
 /* The bf16 row of a token and head. */
 static inline const uint16_t *row_at(const nbl_tensor *t, int64_t token, int64_t head)
 {
-    return (const uint16_t *)t->data + (token * t->shape[1] + head) * t->shape[2];
+    return (const uint16_t *)t->data + nbl__head_offset(t, token, head);
 }
 
 /* Transposes 16 rows of 16 words of 32 bits. */

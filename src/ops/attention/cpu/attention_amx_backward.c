@@ -285,7 +285,7 @@ static TARGET_AMX void write_queries(const key_block *kb, const query_block *qb,
             for (int64_t i = 0; i < nbl__min_i64(16, qb->rows - r); i++) {
                 __m512 value = _mm512_mul_ps(_mm512_castsi512_ps(rows[i]), _mm512_set1_ps(job->dq_factor));
                 uint16_t *to = (uint16_t *)job->a->dq.data +
-                               ((token + r + i) * job->heads + qb->head) * job->size + d;
+                               nbl__head_offset(&job->a->dq, token + r + i, qb->head) + d;
                 _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(value));
             }
         }
@@ -368,7 +368,7 @@ static TARGET_AMX void write_keys(const key_block *kb, const nbl_tensor *t, floa
         for (int64_t d = 0; d < kb->wide; d += W)
             _mm512_storeu_ps(from + d, _mm512_mul_ps(_mm512_loadu_ps(from + d), _mm512_set1_ps(factor)));
         nbl__from_f32(kb->job->isa, from, NBL_DTYPE_BF16,
-                      (uint16_t *)t->data + ((token + r) * t->shape[1] + kb->key_head) * size, size);
+                      (uint16_t *)t->data + nbl__head_offset(t, token + r, kb->key_head), size);
     }
 }
 

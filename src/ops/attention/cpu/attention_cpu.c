@@ -289,7 +289,7 @@ static nbl_status decode_item(void *argument, int64_t item, int worker)
     float scale = (float)nbl__attention_scale(a->scale, s->size);
     float factor = a->softcap != 0 ? scale / a->softcap : scale * log2_e;
     for (int64_t head = 0; head < s->heads; head++) {
-        int64_t at = (b * s->heads + head) * s->size;
+        int64_t at = nbl__head_offset(&a->q, b, head);
         float *to = q + head * s->padded;
         nbl__to_f32(s->isa, a->dtype, (const uint8_t *)a->q.data + (size_t)at * nbl__size_of(a->dtype), to,
                     s->size);

@@ -293,9 +293,11 @@ unsigned blocks_for(int64_t warps)
 }
 
 /* More than a grid holds, or than positions in 32 bits. */
-const char *can_run(const void *arguments)
+template <bool BACKWARD> const char *can_run(const void *arguments)
 {
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
+    const char *why = nbl__dense_only(&nbl__attention_family, BACKWARD, arguments);
+    if (why) return why;
     int64_t rows = a->q.shape[0] + a->cu_seqlens.shape[0];
     if (rows > INT32_MAX / 2 || a->q.shape[1] * a->q.shape[2] > INT32_MAX ||
         rows * a->q.shape[1] > (int64_t{1} << 32))
@@ -387,7 +389,7 @@ void attention_sinks_add(const nbl__call *call, const nbl__attention *a, const a
 } // namespace nbl_cuda
 
 extern "C" {
-const nbl__impl nbl__attention_cuda = {"attention_cuda", NBL_ISA_SCALAR, can_run, NULL, run_forward};
-const nbl__impl nbl__attention_backward_cuda = {"attention_backward_cuda", NBL_ISA_SCALAR, can_run,
+const nbl__impl nbl__attention_cuda = {"attention_cuda", NBL_ISA_SCALAR, can_run<false>, NULL, run_forward};
+const nbl__impl nbl__attention_backward_cuda = {"attention_backward_cuda", NBL_ISA_SCALAR, can_run<true>,
                                                 attention_backward_scratch, run_backward};
 }

@@ -15,6 +15,7 @@
 
 extern "C" {
 #include "ops/attention/attention.h"
+#include "ops/families.h"
 }
 
 namespace nbl_cuda

@@ -240,6 +240,8 @@ static_assert(shape<float, 16, 1, 1>::SPLIT == shape<float, 32, 1, 1>::SPLIT &&
 const char *can_run(const void *arguments)
 {
     const nbl__attention_decode *a = static_cast<const nbl__attention_decode *>(arguments);
+    const char *why = nbl__dense_only(&nbl__attention_decode_family, false, arguments);
+    if (why) return why;
     if (vectors_of(a) > 64) return "heads of more than 1024 bytes";
     if (a->k.shape[1] / 64 > 65535 || a->q.shape[0] > 65535)
         return "a cache of more than 4M keys or 65535 sequences";

@@ -346,9 +346,11 @@ __global__ void __launch_bounds__(THREADS) backward_queries_f32(const __grid_con
 
 /* ---- the two operators ---- */
 
-const char *can_run(const void *arguments)
+template <bool BACKWARD> const char *can_run(const void *arguments)
 {
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
+    const char *why = nbl__dense_only(&nbl__attention_family, BACKWARD, arguments);
+    if (why) return why;
     if (a->dtype != NBL_DTYPE_F32) return "not f32";
     if (a->q.shape[2] > 128) return "heads of more than 128";
     int64_t slots = a->q.shape[0] / ROWS + a->cu_seqlens.shape[0];
@@ -398,7 +400,7 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
 } // namespace
 
 extern "C" {
-const nbl__impl nbl__attention_f32 = {"attention_f32", NBL_ISA_SCALAR, can_run, NULL, run_forward};
-const nbl__impl nbl__attention_backward_f32 = {"attention_backward_f32", NBL_ISA_SCALAR, can_run,
+const nbl__impl nbl__attention_f32 = {"attention_f32", NBL_ISA_SCALAR, can_run<false>, NULL, run_forward};
+const nbl__impl nbl__attention_backward_f32 = {"attention_backward_f32", NBL_ISA_SCALAR, can_run<true>,
                                                attention_backward_scratch, run_backward};
 }

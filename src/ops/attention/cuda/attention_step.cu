@@ -325,7 +325,9 @@ step_problem problem_of(const nbl__attention_step *a)
 const char *can_fast(const void *arguments)
 {
     const nbl__attention_step *a = static_cast<const nbl__attention_step *>(arguments);
+    const char *why = nbl__dense_only(&nbl__attention_step_family, false, arguments);
     int64_t size = a->q.shape[2];
+    if (why) return why;
     int device = 0, major = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
@@ -362,6 +364,7 @@ nbl_status run_general(const nbl__call *call, const void *arguments)
     step_problem p = problem_of(a);
     nbl__cut cut = {call->scratch, 0};
     nbl_tensor q = a->q;
+    q.row_stride = 0;
     q.data = nbl__cut_bytes(&cut, static_cast<size_t>(nbl__tensor_elements(&a->q)) * nbl__size_of(a->dtype));
     if (a->q.shape[0] == 0 || p.d.cached == 0) return NBL_OK;
     dim3 grid(static_cast<unsigned>(p.d.heads + 2 * p.d.key_heads), static_cast<unsigned>(a->q.shape[0]));
@@ -397,8 +400,9 @@ nbl_status run_fast(const nbl__call *call, const void *arguments)
 const char *can_general(const void *arguments)
 {
     const nbl__attention_step *a = static_cast<const nbl__attention_step *>(arguments);
+    const char *why = nbl__dense_only(&nbl__attention_step_family, false, arguments);
     nbl__attention_decode decode = nbl__attention_of_step(a, &a->q);
-    return nbl__attention_decode_cuda.can(&decode);
+    return why ? why : nbl__attention_decode_cuda.can(&decode);
 }
 
 } // namespace

@@ -50,6 +50,30 @@ __global__ void move_rows(To *to, const From *from, const int32_t *rows, int64_t
     *reinterpret_cast<out *>(to) = y;
 }
 
+/* cache[rows[i]] = x[i], where the rows of x are `stride` elements apart. */
+template <typename To, typename From>
+__global__ void write_strided_rows(To *to, const From *from, const int32_t *rows, int64_t limit,
+                                   int64_t width, int64_t stride, nbl__cuda_fault *fault)
+{
+    int64_t i = blockIdx.x, row = rows[i], at = blockIdx.y * int64_t{THREADS} + threadIdx.x;
+    if (row < 0 || row >= limit) {
+        if (blockIdx.y == 0 && threadIdx.x == 0) report_fault(fault, NBL_CUDA_FAULT_ROW, i, row);
+        return;
+    }
+    if (at < width) to[row * width + at] = convert<To>(from[i * stride + at]);
+}
+
+template <typename To, typename From>
+nbl_status launch_strided(const nbl__call *call, const nbl__kv_write *a, int64_t limit, int64_t width)
+{
+    if (width == 0) return NBL_OK;
+    dim3 grid(static_cast<unsigned>(a->x.shape[0]), static_cast<unsigned>((width + THREADS - 1) / THREADS));
+    write_strided_rows<To, From><<<grid, THREADS, 0, stream_of(call)>>>(
+        static_cast<To *>(a->cache.data), static_cast<const From *>(a->x.data),
+        static_cast<const int32_t *>(a->rows.data), limit, width, nbl__row_stride(&a->x), nbl__call_cuda(call)->fault);
+    return launched(call);
+}
+
 template <typename To, typename From, bool WRITE>
 nbl_status launch(const nbl__call *call, void *to, const void *from, const nbl_tensor *rows, int64_t limit,
                   int64_t width)
@@ -69,6 +93,10 @@ nbl_status run_write(const nbl__call *call, const void *arguments)
 {
     const nbl__kv_write *a = static_cast<const nbl__kv_write *>(arguments);
     int64_t width = a->x.shape[1] * a->x.shape[2], limit = a->cache.shape[0] * a->cache.shape[1];
+    if (nbl__is_strided(&a->x))
+        NBL_BY_DTYPE(
+            a->cache.dtype, To,
+            NBL_BY_DTYPE(a->x.dtype, From, return (launch_strided<To, From>(call, a, limit, width))));
     NBL_BY_DTYPE(a->cache.dtype, To,
                  NBL_BY_DTYPE(a->x.dtype, From,
                               return (launch<To, From, true>(call, a->cache.data, a->x.data, &a->rows, limit,

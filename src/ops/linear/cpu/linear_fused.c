@@ -140,8 +140,9 @@ static nbl_status outliers_of(void *argument, int64_t item, int worker)
     int64_t first = item * QUANT_COLUMNS, count = nbl__min_i64(QUANT_COLUMNS, j->in - first);
     (void)worker;
     nbl__int8_outliers(nbl__isa(j->ctx), j->x.dtype,
-                       (const uint8_t *)j->x.data + (size_t)first * nbl__size_of(j->x.dtype), j->in,
-                       j->tokens, count, threshold > 0 ? threshold : INFINITY, j->outlier + first);
+                       (const uint8_t *)j->x.data + (size_t)first * nbl__size_of(j->x.dtype),
+                       nbl__matrix_stride(&j->x), j->tokens, count, threshold > 0 ? threshold : INFINITY,
+                       j->outlier + first);
     return NBL_OK;
 }
 
@@ -150,7 +151,7 @@ static nbl_status codes_of(void *argument, int64_t item, int worker)
 {
     const nbl__linear_fused *j = argument;
     (void)worker;
-    nbl__int8_rows(nbl__isa(j->ctx), j->x.dtype, j->x.data, j->in, item * QUANT_ROWS,
+    nbl__int8_rows(nbl__isa(j->ctx), j->x.dtype, j->x.data, nbl__matrix_stride(&j->x), item * QUANT_ROWS,
                    nbl__min_i64(j->tokens, (item + 1) * QUANT_ROWS), j->in, j->layers[0].a->threshold,
                    j->outlier, j->codes, j->scales);
     return NBL_OK;
@@ -171,7 +172,7 @@ nbl_status nbl__linear_fused_quantise(nbl__linear_fused *j)
 
 nbl__mat nbl__linear_fused_dropped(const nbl__linear_fused *j, const nbl__linear_part *l)
 {
-    nbl__mat x = nbl__dense(j->x.dtype, j->x.data, j->in);
+    nbl__mat x = nbl__rows_of(&j->x, 0);
     x.dropout = l->a->dropout;
     x.seed = l->seed;
     x.drop_first = l->a->first_row * j->in;
@@ -201,7 +202,7 @@ int nbl__linear_fused_terms(const nbl__linear_fused *j, const nbl__linear_part *
 {
     const nbl__linear *a = l->a;
     int count = 0;
-    nbl__mat x = nbl__dense(j->x.dtype, nbl__row_of(&j->x, row), j->in);
+    nbl__mat x = nbl__rows_of(&j->x, row);
     nbl__mat w = {.weight = &a->w, .stride = j->in, .transpose = true};
     /* LLM.int8: codes times codes, and the picked outlier columns in floating point. */
     if (nbl__linear_by_codes(a)) {
@@ -251,7 +252,7 @@ static nbl_status forward(nbl__linear_fused *j)
                                            .bias = nbl__given(&l->a->bias) ? &l->a->bias : NULL,
                                            .dtype = l->y.dtype,
                                            .c = l->y.data,
-                                           .stride = l->out,
+                                           .stride = nbl__matrix_stride(&l->y),
                                            .stage = 1};
     }
     return nbl__linear_fused_multiply(j, products, count);

@@ -120,7 +120,12 @@ static inline nbl__mat nbl__flipped(nbl__mat m)
 /* Row `row` of a tensor seen as a matrix. */
 static inline void *nbl__row_of(const nbl_tensor *t, int64_t row)
 {
-    return (uint8_t *)t->data + (size_t)(row * nbl__last(t)) * nbl__size_of(t->dtype);
+    return (uint8_t *)t->data + (size_t)(row * nbl__matrix_stride(t)) * nbl__size_of(t->dtype);
+}
+/* A tensor seen as a matrix, from row `row` on. */
+static inline nbl__mat nbl__rows_of(const nbl_tensor *t, int64_t row)
+{
+    return nbl__dense(t->dtype, nbl__row_of(t, row), nbl__matrix_stride(t));
 }
 /* drop(x) of a layer, as an operand. */
 nbl__mat nbl__linear_fused_dropped(const nbl__linear_fused *j, const nbl__linear_part *l);

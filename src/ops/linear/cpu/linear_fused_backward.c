@@ -153,7 +153,7 @@ static void scale_b(const nbl__linear_fused *j, const nbl__linear_part *l)
 static nbl__product gradient_of_inner(const nbl__linear_fused *j, const nbl__linear_part *l, nbl__term *term)
 {
     const nbl_tensor *b = &l->a->lora_b;
-    *term = (nbl__term){.a = nbl__dense(l->dy.dtype, l->dy.data, l->out),
+    *term = (nbl__term){.a = nbl__rows_of(&l->dy, 0),
                         .b = l->factor ? nbl__dense(NBL_DTYPE_F32, l->scaled_b, l->rank)
                                        : nbl__dense(b->dtype, b->data, l->rank),
                         .k = l->out,
@@ -199,15 +199,14 @@ static nbl__product dx_product(const nbl__linear_fused *j, int64_t row, int64_t 
                           .term_count = count,
                           .dtype = j->dx.dtype,
                           .c = nbl__row_of(&j->dx, row),
-                          .stride = j->in};
+                          .stride = nbl__matrix_stride(&j->dx)};
 }
 
 /* dy'·W of a layer, for the rows from `row` on. `scaled` is dy' of the chunk; NULL: dy itself. */
 static nbl__term base_term(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row,
                            const float *scaled)
 {
-    return (nbl__term){.a = scaled ? nbl__dense(NBL_DTYPE_F32, scaled, l->out)
-                                   : nbl__dense(l->dy.dtype, nbl__row_of(&l->dy, row), l->out),
+    return (nbl__term){.a = scaled ? nbl__dense(NBL_DTYPE_F32, scaled, l->out) : nbl__rows_of(&l->dy, row),
                        .b = {.weight = &l->a->w, .stride = j->in},
                        .k = l->out,
                        .alpha = 1,
@@ -229,13 +228,9 @@ static nbl__term adapter_term(const nbl__linear_fused *j, const nbl__linear_part
 static nbl__product dw_product(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row,
                                int64_t rows, const float *scaled, nbl__term *term)
 {
-    nbl__mat dy = scaled ? nbl__dense(NBL_DTYPE_F32, scaled, l->out)
-                         : nbl__dense(l->dy.dtype, nbl__row_of(&l->dy, row), l->out);
-    *term = (nbl__term){.a = nbl__flipped(dy),
-                        .b = nbl__dense(j->x.dtype, nbl__row_of(&j->x, row), j->in),
-                        .k = rows,
-                        .alpha = 1,
-                        .compute = l->adapter};
+    nbl__mat dy = scaled ? nbl__dense(NBL_DTYPE_F32, scaled, l->out) : nbl__rows_of(&l->dy, row);
+    *term = (nbl__term){
+        .a = nbl__flipped(dy), .b = nbl__rows_of(&j->x, row), .k = rows, .alpha = 1, .compute = l->adapter};
     return (nbl__product){.m = l->out,
                           .n = j->in,
                           .terms = term,
@@ -289,7 +284,7 @@ static nbl_status outer_products(nbl__linear_fused *j)
         if (want.b) {
             /* dBᵀ = tᵀ·dy instead of dB = dyᵀ·t: t has only r columns, and is the cheaper left operand to pack. */
             term.a = nbl__flipped(nbl__dense(NBL_DTYPE_F32, l->xa, l->rank));
-            term.b = nbl__dense(l->dy.dtype, l->dy.data, l->out);
+            term.b = nbl__rows_of(&l->dy, 0);
             small[small_count] = term;
             product.m = product.stride = l->rank;
             product.n = l->out;
@@ -406,6 +401,7 @@ static nbl_status dx_chunk(nbl__linear_fused *j, const wide *w, int64_t row, int
         nbl__product product = dx_product(j, row, rows, &term, 1);
         product.dtype = NBL_DTYPE_F32;
         product.c = w->part;
+        product.stride = j->in;
         NBL_TRY(nbl__linear_fused_multiply(j, &product, 1));
         NBL_TRY(
             each_row(j, rows, mask_row,
@@ -416,6 +412,7 @@ static nbl_status dx_chunk(nbl__linear_fused *j, const wide *w, int64_t row, int
     if (!masked) return nbl__linear_fused_multiply(j, &product, 1);
     product.dtype = NBL_DTYPE_F32;
     product.c = w->sum;
+    product.stride = j->in;
     product.accumulate = true;
     NBL_TRY(nbl__linear_fused_multiply(j, &product, 1));
     return each_row(j, rows, round_row, (row_job){.j = j, .row = row, .from = w->sum});

@@ -1,4 +1,5 @@
 /* linear_cuda.c - linear and linear_group on the device, through linear_cuda.h. */
+#include "ops/families.h"
 #include "ops/gemv/cuda/gemv_cuda.h"
 #include "ops/linear/cuda/linear_cuda.h"
 #include "ops/linear/linear_group.h"
@@ -61,13 +62,36 @@ static nbl_status run_group_backward(const nbl__call *call, const void *argument
     return nbl__cuda_linear_backward_run(call, members, group->count);
 }
 
-const nbl__impl nbl__linear_cuda = {"linear_cuda", NBL_ISA_SCALAR, NULL, linear_scratch, run_linear};
-const nbl__impl nbl__linear_backward_cuda = {"linear_backward_cuda", NBL_ISA_SCALAR, NULL,
+static const char *can_linear(const void *arguments)
+{
+    return nbl__dense_only(&nbl__linear_family, false, arguments);
+}
+
+static const char *can_linear_backward(const void *arguments)
+{
+    return nbl__dense_only(&nbl__linear_family, true, arguments);
+}
+
+static const char *can_group(const void *arguments)
+{
+    return nbl__dense_only(&nbl__linear_group_family, false, arguments);
+}
+
+static const char *can_group_backward(const void *arguments)
+{
+    return nbl__dense_only(&nbl__linear_group_family, true, arguments);
+}
+
+extern const nbl__impl nbl__linear_cuda, nbl__linear_backward_cuda;
+extern const nbl__impl nbl__linear_group_cuda, nbl__linear_group_backward_cuda;
+const nbl__impl nbl__linear_cuda = {"linear_cuda", NBL_ISA_SCALAR, can_linear, linear_scratch, run_linear};
+const nbl__impl nbl__linear_backward_cuda = {"linear_backward_cuda", NBL_ISA_SCALAR, can_linear_backward,
                                              linear_backward_scratch, run_linear_backward};
-const nbl__impl nbl__linear_group_cuda = {"linear_group_cuda", NBL_ISA_SCALAR, NULL, group_scratch,
+const nbl__impl nbl__linear_group_cuda = {"linear_group_cuda", NBL_ISA_SCALAR, can_group, group_scratch,
                                           run_group};
-const nbl__impl nbl__linear_group_backward_cuda = {"linear_group_backward_cuda", NBL_ISA_SCALAR, NULL,
-                                                   group_backward_scratch, run_group_backward};
+const nbl__impl nbl__linear_group_backward_cuda = {"linear_group_backward_cuda", NBL_ISA_SCALAR,
+                                                   can_group_backward, group_backward_scratch,
+                                                   run_group_backward};
 
 size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments)
 {

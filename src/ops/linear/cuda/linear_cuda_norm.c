@@ -11,7 +11,7 @@ bool nbl__cuda_linear_at_once(const nbl__linear *members, int count, nbl__gemv_o
 {
     *one = (nbl__gemv_one){.dtype = members->dtype, .x = members->x.data, .count = count, .act = -1};
     if (members->dequantized || count > NBL_MAX_GEMV_ONE || nbl__tensor_rows(&members->x) != 1 ||
-        members->x.dtype != members->dtype)
+        members->x.row_stride != 0 || members->x.dtype != members->dtype)
         return false;
     for (int i = 0; i < count; i++) {
         const nbl__linear *a = &members[i];

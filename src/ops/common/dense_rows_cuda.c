@@ -1,0 +1,147 @@
+/* dense_rows_cuda.c - rows of CUDA's dispatch for tensors with a row stride, of operators whose kernels
+ * want dense tensors.
+ *
+ *   1. every strided input is copied into scratch       cudaMemcpy2DAsync, also part of captured graphs
+ *   2. the operator's first row that takes the dense arguments runs
+ *   3. every strided result is copied from scratch to its rows
+ *
+ * Cost: each strided tensor is read and written once more. Such a row declines dense arguments. The
+ * other rows of its operator decline strided ones (nbl__dense_only). */
+#include "device/cuda/cuda.h"
+#include "ops/families.h"
+
+#ifdef NIBBLE_CUDA_BUILT
+
+#include <cuda_runtime_api.h>
+
+#include "ops/attention/attention.h"
+#include "ops/linear/linear_group.h"
+#include "ops/norm/norm_rope.h"
+
+/* What a row of this file runs. */
+typedef struct task {
+    const nbl__family *family;
+    bool backward;
+} task;
+
+static const nbl__op *op_of(const task *t)
+{
+    return t->backward ? &t->family->backward : &t->family->forward;
+}
+
+static bool is_written(const task *t, const nbl__slot *slot)
+{
+    if (t->backward) return slot->role == NBL_ROLE_GRADIENT;
+    return slot->role == NBL_ROLE_OUTPUT || slot->role == NBL_ROLE_SAVED;
+}
+
+/* Points every strided tensor that the operator uses to a dense copy in scratch, whose address is
+ * unknown while it is measured (base NULL). Returns the bytes. */
+static size_t cut_copies(const task *t, void *arguments, uint8_t *base)
+{
+    nbl__cut cut = {base, 0};
+    for (const nbl__slot *slot = t->family->slots; slot->name; slot++) {
+        if (!nbl__slot_is_strided(slot, t->backward, arguments)) continue;
+        nbl_tensor *tensor = nbl__slot_tensor(slot, arguments);
+        size_t bytes = (size_t)nbl__tensor_elements(tensor) * nbl__size_of(tensor->dtype);
+        void *copy = nbl__cut_bytes(&cut, bytes);
+        tensor->row_stride = 0;
+        if (base && nbl__given(tensor)) tensor->data = copy;
+    }
+    return cut.used;
+}
+
+/* The operator's first row that takes dense arguments; NULL: none. */
+static const nbl__impl *inner_of(const task *t, const void *dense)
+{
+    const nbl__impl *const *at = nbl__cuda_impls(op_of(t)->name);
+    for (; at && *at; at++)
+        if ((*at)->can == NULL || (*at)->can(dense) == NULL) return *at;
+    return NULL;
+}
+
+static nbl_status copy_rows(const nbl__call *call, const nbl_tensor *to, const nbl_tensor *from)
+{
+    size_t size = nbl__size_of(to->dtype), width = (size_t)nbl__row_elements(to) * size;
+    cudaError_t error = cudaMemcpy2DAsync(to->data, (size_t)nbl__row_stride(to) * size, from->data,
+                                          (size_t)nbl__row_stride(from) * size, width, (size_t)to->shape[0],
+                                          cudaMemcpyDeviceToDevice, nbl__call_cuda(call)->stream);
+    if (error == cudaSuccess) return NBL_OK;
+    cudaGetLastError();
+    return nbl__fail(call->ctx, NBL_ERROR_INTERNAL, "%s: copying rows: %s", call->op,
+                     cudaGetErrorString(error));
+}
+
+/* Copies between the strided tensors and their dense copies: the inputs, or the results. */
+static nbl_status copy_all(const nbl__call *call, const task *t, const void *strided, const void *dense,
+                           bool results)
+{
+    for (const nbl__slot *slot = t->family->slots; slot->name; slot++) {
+        if (!nbl__slot_is_strided(slot, t->backward, strided) || is_written(t, slot) != results) continue;
+        const nbl_tensor *rows = (const void *)((const char *)strided + slot->offset);
+        const nbl_tensor *copy = (const void *)((const char *)dense + slot->offset);
+        if (!nbl__given(rows) || nbl__tensor_elements(rows) == 0) continue;
+        NBL_TRY(results ? copy_rows(call, rows, copy) : copy_rows(call, copy, rows));
+    }
+    return NBL_OK;
+}
+
+static const char *can_run(const task *t, const void *arguments)
+{
+    return nbl__dense_only(t->family, t->backward, arguments) ? NULL : "all tensors are dense";
+}
+
+/* `dense` is a copy of the arguments. */
+static size_t scratch_of(const nbl_context *ctx, const task *t, void *dense)
+{
+    size_t copies = cut_copies(t, dense, NULL);
+    const nbl__impl *inner = inner_of(t, dense);
+    return copies + (inner ? nbl__op_scratch(ctx, inner, dense) : 0);
+}
+
+static nbl_status run(const nbl__call *call, const task *t, const void *arguments, void *dense)
+{
+    nbl__call rest = *call;
+    size_t copies = cut_copies(t, dense, call->scratch);
+    const nbl__impl *inner = inner_of(t, dense);
+    NBL_CHECK(call->ctx, inner, NBL_ERROR_UNSUPPORTED, "%s: no implementation for CUDA takes these arguments",
+              call->op);
+    NBL_TRY(copy_all(call, t, arguments, dense, false));
+    rest.scratch += copies;
+    rest.scratch_bytes -= copies;
+    rest.around = (nbl__around){0};
+    NBL_TRY(inner->run(&rest, dense));
+    return copy_all(call, t, arguments, dense, true);
+}
+
+#define ROWS(name, type, op, is_backward)                                                                    \
+    static const task op##_task = {&nbl__##name##_family, is_backward};                                      \
+    static const char *op##_can(const void *arguments)                                                       \
+    {                                                                                                        \
+        return can_run(&op##_task, arguments);                                                               \
+    }                                                                                                        \
+    static size_t op##_scratch(const nbl_context *ctx, const void *arguments)                                \
+    {                                                                                                        \
+        type dense = *(const type *)arguments;                                                               \
+        return scratch_of(ctx, &op##_task, &dense);                                                          \
+    }                                                                                                        \
+    static nbl_status op##_run(const nbl__call *call, const void *arguments)                                 \
+    {                                                                                                        \
+        type dense = *(const type *)arguments;                                                               \
+        return run(call, &op##_task, arguments, &dense);                                                     \
+    }                                                                                                        \
+    extern const nbl__impl nbl__##op##_rows;                                                                 \
+    const nbl__impl nbl__##op##_rows = {#op "_rows", NBL_ISA_SCALAR, op##_can, op##_scratch, op##_run};
+
+ROWS(linear, nbl__linear, linear, false)
+ROWS(linear, nbl__linear, linear_backward, true)
+ROWS(linear_group, nbl__linear_group, linear_group, false)
+ROWS(linear_group, nbl__linear_group, linear_group_backward, true)
+ROWS(norm_rope, nbl__norm_rope, norm_rope, false)
+ROWS(norm_rope, nbl__norm_rope, norm_rope_backward, true)
+ROWS(attention, nbl__attention, attention, false)
+ROWS(attention, nbl__attention, attention_backward, true)
+ROWS(attention_decode, nbl__attention_decode, attention_decode, false)
+ROWS(attention_step, nbl__attention_step, attention_step, false)
+
+#endif
