@@ -76,7 +76,7 @@ nbl_status nbl__plan_profile(nbl__plan *plan, int count)
     nbl_status status = nbl__cuda_timers_open(cuda, count + 1);
     if (status == NBL_OK) status = nbl__cuda_timer_record(cuda, 0);
     for (int i = 0; i < count && status == NBL_OK; i++) {
-        status = nbl__plan_run_in_order(plan, i, count);
+        status = nbl__plan_run_step(plan, &plan->steps[i]);
         if (status == NBL_OK) status = nbl__cuda_timer_record(cuda, i + 1);
     }
     if (status == NBL_OK) status = nbl__cuda_wait(cuda, "the profile");

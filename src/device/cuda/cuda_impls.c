@@ -3,9 +3,17 @@
 
 #ifdef NIBBLE_CUDA_BUILT
 
-extern const nbl__impl nbl__linear_cuda, nbl__linear_backward_cuda;
-extern const nbl__impl nbl__linear_group_cuda, nbl__linear_group_backward_cuda;
-extern const nbl__impl nbl__mlp_cuda, nbl__mlp_backward_cuda;
+extern const nbl__impl nbl__linear_cuda_gemv_sm90, nbl__linear_cuda_gemv, nbl__linear_cuda_folded_sm90,
+    nbl__linear_cuda_cublaslt, nbl__linear_cuda_general, nbl__linear_backward_cuda_folded_sm90,
+    nbl__linear_backward_cuda_cublaslt, nbl__linear_backward_cuda_general;
+extern const nbl__impl nbl__linear_group_cuda_gemv_sm90, nbl__linear_group_cuda_gemv,
+    nbl__linear_group_cuda_folded_sm90, nbl__linear_group_cuda_cublaslt, nbl__linear_group_cuda_general,
+    nbl__linear_group_backward_cuda_folded_sm90, nbl__linear_group_backward_cuda_cublaslt,
+    nbl__linear_group_backward_cuda_general;
+extern const nbl__impl nbl__mlp_cuda_gemv_sm90, nbl__mlp_cuda_gemv, nbl__mlp_cuda_general,
+    nbl__mlp_backward_cuda_gemv, nbl__mlp_backward_cuda_general;
+extern const nbl__impl nbl__norm_linear_group_cuda_gemv_sm90, nbl__norm_linear_group_cuda_apart,
+    nbl__norm_mlp_cuda_gemv_sm90, nbl__norm_mlp_cuda_apart;
 extern const nbl__impl nbl__dora_norm_cuda;
 extern const nbl__impl nbl__add_cuda, nbl__cast_cuda, nbl__scale_cuda, nbl__check_finite_cuda;
 extern const nbl__impl nbl__add_backward_cuda, nbl__cast_backward_cuda, nbl__scale_backward_cuda;
@@ -31,12 +39,22 @@ static const struct entry {
     const char *op;
     const nbl__impl *const *impls; /* best first */
 } table[] = {
-    {"linear", LIST(&nbl__linear_cuda)},
-    {"linear_backward", LIST(&nbl__linear_backward_cuda)},
-    {"linear_group", LIST(&nbl__linear_group_cuda)},
-    {"linear_group_backward", LIST(&nbl__linear_group_backward_cuda)},
-    {"mlp", LIST(&nbl__mlp_cuda)},
-    {"mlp_backward", LIST(&nbl__mlp_backward_cuda)},
+    {"linear",
+     LIST(&nbl__linear_cuda_gemv_sm90, &nbl__linear_cuda_gemv, &nbl__linear_cuda_folded_sm90,
+          &nbl__linear_cuda_cublaslt, &nbl__linear_cuda_general)},
+    {"linear_backward",
+     LIST(&nbl__linear_backward_cuda_folded_sm90, &nbl__linear_backward_cuda_cublaslt,
+          &nbl__linear_backward_cuda_general)},
+    {"linear_group",
+     LIST(&nbl__linear_group_cuda_gemv_sm90, &nbl__linear_group_cuda_gemv, &nbl__linear_group_cuda_folded_sm90,
+          &nbl__linear_group_cuda_cublaslt, &nbl__linear_group_cuda_general)},
+    {"linear_group_backward",
+     LIST(&nbl__linear_group_backward_cuda_folded_sm90, &nbl__linear_group_backward_cuda_cublaslt,
+          &nbl__linear_group_backward_cuda_general)},
+    {"mlp", LIST(&nbl__mlp_cuda_gemv_sm90, &nbl__mlp_cuda_gemv, &nbl__mlp_cuda_general)},
+    {"mlp_backward", LIST(&nbl__mlp_backward_cuda_gemv, &nbl__mlp_backward_cuda_general)},
+    {"norm_linear_group", LIST(&nbl__norm_linear_group_cuda_gemv_sm90, &nbl__norm_linear_group_cuda_apart)},
+    {"norm_mlp", LIST(&nbl__norm_mlp_cuda_gemv_sm90, &nbl__norm_mlp_cuda_apart)},
     {"dora_norm", LIST(&nbl__dora_norm_cuda)},
     {"add", LIST(&nbl__add_cuda)},
     {"add_backward", LIST(&nbl__add_backward_cuda)},

@@ -54,8 +54,6 @@ typedef struct nbl__cross_entropy {
     nbl_tensor dx_in_forward; /* f32, like x: dx for dloss = 1 */
 } nbl__cross_entropy;
 
-extern const nbl__impl nbl__cross_entropy_ref, nbl__cross_entropy_backward_ref;
-extern const nbl__impl nbl__cross_entropy_cpu, nbl__cross_entropy_backward_cpu;
 extern const nbl__impl nbl__cross_entropy_cuda, nbl__cross_entropy_backward_cuda;
 
 /* Writes the indices of the trained tokens, in order, to rows [tokens]. A label

@@ -221,8 +221,9 @@ template <bool BACKWARD> nbl_status run(const nbl__call *call, const void *argum
     return launched(call);
 }
 
-const char *can(const void *arguments)
+const char *can(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__norm_rope *a = static_cast<const nbl__norm_rope *>(arguments);
     return a->x.shape[a->x.rank - 2] * nbl__last(&a->x) > INT32_MAX ? "a token has more than 2^31 elements"
                                                                     : nullptr;

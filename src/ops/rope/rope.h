@@ -75,9 +75,7 @@ typedef struct nbl__rope_apply {
     nbl_tensor y, dy, dx;
 } nbl__rope_apply;
 
-extern const nbl__impl nbl__rope_table_ref, nbl__rope_ref, nbl__rope_backward_ref;
-extern const nbl__impl nbl__rope_table_avx2, nbl__rope_avx2, nbl__rope_backward_avx2;
-extern const nbl__impl nbl__rope_table_avx512, nbl__rope_avx512, nbl__rope_backward_avx512;
+extern const nbl__impl nbl__rope_ref, nbl__rope_backward_ref;
 extern const nbl__impl nbl__rope_table_cuda, nbl__rope_cuda, nbl__rope_backward_cuda;
 
 #endif

@@ -297,8 +297,9 @@ unsigned blocks_for(int64_t warps)
 }
 
 /* More than a grid holds, or than positions in 32 bits. */
-const char *can_run(const void *arguments)
+const char *can_run(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
     int64_t rows = a->q.shape[0] + a->cu_seqlens.shape[0];
     if (rows > INT32_MAX / 2 || a->q.shape[1] * a->q.shape[2] > INT32_MAX ||

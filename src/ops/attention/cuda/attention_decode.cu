@@ -241,8 +241,9 @@ int split_of(const nbl__attention_decode *a)
 static_assert(shape<float, 16, 1, 1>::SPLIT == shape<float, 32, 1, 1>::SPLIT &&
               shape<float, 16, 1, 1>::SPLIT == shape<float, 32, 2, 1>::SPLIT);
 
-const char *can_run(const void *arguments)
+const char *can_run(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__attention_decode *a = static_cast<const nbl__attention_decode *>(arguments);
     if (vectors_of(a) > 64) return "heads of more than 1024 bytes";
     if (a->k.shape[1] / 64 > 65535 || a->q.shape[0] > 65535)

@@ -350,8 +350,9 @@ __global__ void __launch_bounds__(THREADS) backward_queries_f32(const __grid_con
 
 /* ---- the two operators ---- */
 
-const char *can_run(const void *arguments)
+const char *can_run(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
     if (a->dtype != NBL_DTYPE_F32) return "not f32";
     if (a->q.shape[2] > 128) return "heads of more than 128";

@@ -375,8 +375,9 @@ __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
 
 /* ---- the two operators ---- */
 
-const char *can_run(const void *arguments)
+const char *can_run(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
     if (a->dtype == NBL_DTYPE_F32) return "f32";
     if (a->q.shape[2] > 256) return "heads of more than 256";

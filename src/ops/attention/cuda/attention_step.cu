@@ -326,8 +326,9 @@ step_problem problem_of(const nbl__attention_step *a)
     return p;
 }
 
-const char *can_fast(const void *arguments)
+const char *can_fast(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__attention_step *a = static_cast<const nbl__attention_step *>(arguments);
     int64_t size = a->q.shape[2];
     int device = 0, major = 0;
@@ -398,11 +399,12 @@ nbl_status run_fast(const nbl__call *call, const void *arguments)
     return launched(call);
 }
 
-const char *can_general(const void *arguments)
+const char *can_general(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__attention_step *a = static_cast<const nbl__attention_step *>(arguments);
     nbl__attention_decode decode = nbl__attention_of_step(a, &a->q);
-    return nbl__attention_decode_cuda.can(&decode);
+    return nbl__attention_decode_cuda.can(ctx, &decode);
 }
 
 } // namespace

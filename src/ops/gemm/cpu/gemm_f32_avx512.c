@@ -82,6 +82,6 @@ NBL_TARGET_AVX512 static void run(const nbl__block *block)
 }
 
 const nbl__kernel nbl__gemm_f32_14x32_avx512 = {
-    "gemm_f32_14x32_avx512", NBL_PANEL_F32, ROWS, 1, 320, false, run};
+    "gemm_f32_14x32_avx512", NBL_PANEL_F32, ROWS, 1, 320, false, run, NBL_ISA_AVX512, NULL};
 
 #endif
