@@ -96,12 +96,12 @@ static void ours(bench *b, const layer *l, int64_t m, bool back, nbl_dtype dtype
     };
     nbl__product p = {.m = m, .n = n, .terms = &term, .term_count = 1, .dtype = dtype, .stride = n};
     p.c = f32 ? (void *)b->y : b->y16;
-    size_t bytes = nbl__gemm_scratch(b->ctx, &p, 1);
+    size_t bytes = nbl__gemm_scratch(b->ctx, nbl__gemm_best(b->ctx), &p, 1);
     if (bytes > b->scratch_bytes) {
         free(b->scratch);
         b->scratch = must(b->scratch_bytes = bytes);
     }
-    check(b->ctx, nbl__gemm(b->ctx, &p, 1, b->scratch));
+    check(b->ctx, nbl__gemm(b->ctx, nbl__gemm_best(b->ctx), &p, 1, b->scratch));
 }
 
 static void sgemm(bench *b, const layer *l, int64_t m, bool back)

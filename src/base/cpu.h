@@ -29,6 +29,13 @@ typedef enum nbl_isa {
     __attribute__((target("amx-tile,amx-bf16,amx-int8,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,"        \
                           "avx512vnni,avx512bf16,avx2,fma,f16c")))
 
+/* Expands to its arguments on x86-64, to nothing elsewhere: for lists of kernels. */
+#if defined(__x86_64__)
+#define NBL_X86(...) __VA_ARGS__
+#else
+#define NBL_X86(...)
+#endif
+
 const char *nbl__isa_name(nbl_isa isa);
 /* The highest level that the CPU and the operating system both support. */
 nbl_isa nbl__isa_detect(void);

@@ -46,7 +46,7 @@ typedef struct nbl__device {
 
     /* The implementations of an operator, best first, NULL at the end. Empty: it has none. */
     const nbl__impl *const *(*impls)(const nbl__op *op);
-    /* Bytes that a forward call can leave for its backward call, which saves work there (nbl__around.kept); 0: none. */
+    /* Bytes that a forward call can leave for its backward call, which saves work there (nbl__call.kept); 0: none. */
     size_t (*kept)(const nbl__impl *impl, const void *arguments);
     /* Decodes all of a weight, whose data lies in the device's memory, into other memory of the device. */
     nbl_status (*dequantize)(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, void *to);

@@ -12,6 +12,7 @@
 #include "ops/embedding/embedding.h"
 #include "ops/linear/linear_group.h"
 #include "ops/linear/mlp.h"
+#include "ops/linear/norm_linear.h"
 
 uint64_t nbl__weight_bytes(const nbl_weight *w)
 {
@@ -164,6 +165,22 @@ static double step_flops(const void *arguments, bool backward)
     return decode_flops(&decode, backward) + transposed;
 }
 
+/* ---- fused families: forward of their parts ---- */
+
+enum { NORM_FLOPS = 5 }; /* of rmsnorm, per element */
+
+static double norm_group_flops(const void *arguments, bool backward)
+{
+    const nbl__norm_linear_group *a = arguments;
+    return NORM_FLOPS * elements(&a->norm.y) + group_flops(&a->layers, backward);
+}
+
+static double norm_mlp_flops(const void *arguments, bool backward)
+{
+    const nbl__norm_mlp *a = arguments;
+    return NORM_FLOPS * elements(&a->norm.y) + mlp_flops(&a->layers, backward);
+}
+
 /* ---- the rest ---- */
 
 /* The product of the output head, 2·logits·hidden. Backward recomputes it unless forward
@@ -187,13 +204,15 @@ static const struct family_cost {
     {"linear", linear_flops, 0, 0},
     {"linear_group", group_flops, 0, 0},
     {"mlp", mlp_flops, 0, 0},
+    {"norm_linear_group", norm_group_flops, 0, 0},
+    {"norm_mlp", norm_mlp_flops, 0, 0},
     {"dora_norm", dora_norm_flops, 0, 0},
     {"attention", attention_flops, 0, 0},
     {"attention_decode", decode_flops, 0, 0},
     {"attention_step", step_flops, 0, 0},
     {"cross_entropy", loss_flops, 0, 0},
     {"argmax", NULL, 1, 0},
-    {"rmsnorm", NULL, 5, 9},
+    {"rmsnorm", NULL, NORM_FLOPS, 9},
     {"layernorm", NULL, 8, 14},
     {"rope_table", NULL, 2, 0},
     {"rope", NULL, 3, 3},

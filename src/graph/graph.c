@@ -327,10 +327,26 @@ static nbl_weight dense_weight(const nbl_tensor *t, const void *data)
     return weight;
 }
 
+/* An address for a value before there is memory: kernels are chosen by alignment and overlap, too. */
+static void *stand_in(const nbl__graph *g, nbl__value value)
+{
+    enum { ALIGNMENT = 256 };
+    return (void *)((uintptr_t)nbl__graph_storage(g, value) * ALIGNMENT);
+}
+
+/* The same for the parts of a weight that are present. */
+static void hide_addresses(nbl_weight *w, const void *address)
+{
+    if (w->data) w->data = address;
+    if (w->scales) w->scales = address;
+    if (w->scale_codes) w->scale_codes = address;
+    if (w->nested_scales) w->nested_scales = address;
+    if (w->nested_table) w->nested_table = address;
+}
+
 void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *bound, void *arguments,
                     nbl__address_fn address, void *user)
 {
-    static char present;
     for (const nbl__slot *slot = node->family->slots; slot->name; slot++) {
         nbl__value value = bound[slot - node->family->slots];
         void *field = (char *)arguments + slot->offset;
@@ -338,13 +354,15 @@ void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *boun
             nbl_weight *weight = field;
             *weight = value ? g->values[value].weight : (nbl_weight){0};
             if (value && g->values[value].kind != NBL_KIND_WEIGHT)
-                *weight = dense_weight(&g->values[value].tensor, address ? address(user, value) : &present);
+                *weight = dense_weight(&g->values[value].tensor,
+                                       address ? address(user, value) : stand_in(g, value));
+            if (value && address == NULL) hide_addresses(weight, stand_in(g, value));
             continue;
         }
         nbl_tensor *tensor = field;
         if (value) refresh_view(g, value);
         *tensor = value ? g->values[value].tensor : (nbl_tensor){0};
-        if (value) tensor->data = address ? address(user, value) : &present;
+        if (value) tensor->data = address ? address(user, value) : stand_in(g, value);
     }
 }
 

@@ -11,7 +11,7 @@
  * built. Errors are sticky: after the first failure every call does nothing, and
  * nbl__graph_status returns that failure. A builder needs no check per line.
  *
- * autodiff.c adds the backward pass from the roles of slots. plan.c assigns order, addresses and
+ * autodiff.c adds the backward pass from the roles of slots. fuse.c joins nodes. plan.c assigns order, addresses and
  * kernels. The graph itself knows no architecture and no device.
  *
  * A graph owns its values, nodes and names; one thread at a time may use it. */
@@ -170,8 +170,8 @@ nbl__value nbl__graph_output_field(nbl__graph *g, const void *field);
 nbl__value nbl__graph_output(nbl__graph *g, const char *slot);
 
 /* Copies dtypes, shapes and data pointers from the bound values into a node's arguments.
- * `address` returns the data of a value; NULL: data becomes a dummy pointer that only says
- * "present". A dense parameter bound to a weight slot becomes a dense nbl_weight. */
+ * `address` returns the data of a value; NULL: each pointer becomes an address that nothing may read.
+ * It is aligned, and its own for each value that has memory. A dense parameter bound to a weight slot becomes a dense nbl_weight. */
 typedef void *(*nbl__address_fn)(void *user, nbl__value value);
 void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *bound, void *arguments,
                     nbl__address_fn address, void *user);
@@ -195,6 +195,12 @@ nbl__value nbl__graph_seed_dropout(nbl__graph *g, int64_t layers);
  * parameter and `result` passes no gradient on. Fails with NBL_ERROR_ARGUMENT if `result` does
  * not depend on some trained parameter. After success every trained parameter has a gradient. */
 nbl_status nbl__graph_differentiate(nbl__graph *g, nbl__value result, nbl__value seed);
+
+/* ---- fusion ---- */
+
+/* Joins pairs of forward nodes where the device has a kernel for both (fuse.c). Call after
+ * nbl__graph_differentiate and before planning; nbl__plan_make does. */
+nbl_status nbl__graph_fuse(nbl__graph *g);
 
 nbl_status nbl__graph_status(const nbl__graph *g);
 

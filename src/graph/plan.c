@@ -65,6 +65,8 @@ static nbl_status infer_all(nbl__plan *plan, nbl__planned_step *steps, int count
         nbl__planned_step *step = &steps[i];
         nbl__node_fill(g, step->node, step->bound, step->arguments, address, plan);
         nbl_status status = nbl__infer(g->ctx, step->node->family, step->backward, step->arguments);
+        if (status == NBL_OK && address)
+            status = nbl__op_choose_again(g->ctx, step->op, step->arguments, &step->impl);
         if (status != NBL_OK) return nbl__hint(g->ctx, status, "in %s", nbl__show_node(step->node).text);
         pass_shapes_on(g, step);
     }
@@ -244,7 +246,8 @@ nbl_status nbl__plan_make(nbl__graph *graph, const nbl__plan_options *options, n
     plan->graph = graph;
     plan->value_count = graph->value_count;
     plan->arena = nbl__arena_make(graph->ctx);
-    nbl_status status = graph->status != NBL_OK ? graph->status : fit(plan, options);
+    nbl_status status = nbl__graph_fuse(graph);
+    if (status == NBL_OK) status = fit(plan, options);
     if (status != NBL_OK) nbl__plan_free(plan);
     return status;
 }

@@ -163,7 +163,8 @@ void *nbl__plan_data(const nbl__plan *plan, nbl__value value);
 /* Sets all gradients to zero. */
 nbl_status nbl__plan_clear_gradients(nbl__plan *plan);
 /* Infers all steps again after the caller has changed the shapes of inputs, at the same
- * addresses. A shape must never exceed the planned one. */
+ * addresses, and chooses implementations again: some take few tokens only. A shape must never
+ * exceed the planned one. */
 nbl_status nbl__plan_resize(nbl__plan *plan);
 /* Call after changing an attribute of a step through nbl__step_attr: the next run computes its
  * captured graph's key again. Otherwise a device replays the old arguments. What changes at every
@@ -195,15 +196,12 @@ void *nbl__step_attr(const nbl__planned_step *step, const char *name);
 /* ---- shared by plan.c and plan_run.c ---- */
 
 /* Infers `steps`, and `prepare` if asked, with the current shapes of inputs. `address` NULL:
- * shapes only. */
+ * shapes only. Else the steps' implementations are chosen again, by shapes and addresses. */
 nbl_status nbl__plan_infer(nbl__plan *plan, bool prepare, nbl__address_fn address);
 /* Frees bound memory that is not borrowed, and captured graphs. */
 void nbl__plan_unbind(nbl__plan *plan);
 /* Runs one step by itself. Its outputs are complete afterwards; on a device, in stream order. */
 nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step);
-/* Runs step i of a run of the first `count` steps, in order. The kernel is told its two
- * neighbours, so that it can fuse with them (nbl__around). */
-nbl_status nbl__plan_run_in_order(nbl__plan *plan, int i, int count);
 /* profile.c: runs the first `count` steps and logs the time of each operator. */
 nbl_status nbl__plan_profile(nbl__plan *plan, int count);
 

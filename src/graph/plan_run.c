@@ -137,28 +137,13 @@ nbl_status nbl__plan_clear_gradients(nbl__plan *plan)
 
 /* ---- running ---- */
 
-/* Runs a step. `around` says which steps come before and after it, and where its kept bytes are. */
-static nbl_status run_between(nbl__plan *plan, const nbl__planned_step *step, nbl__around around)
-{
-    if (step->kept > 0) around.kept = plan->memory[NBL_MEMORY_RUN] + step->kept_offset;
-    nbl_status status = nbl__op_run_within(plan->ctx, step->op, step->impl, step->arguments,
-                                           plan->memory[NBL_MEMORY_RUN] + step->scratch_offset, step->scratch,
-                                           around);
-    return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", nbl__show_node(step->node).text);
-}
-
 nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step)
 {
-    return run_between(plan, step, (nbl__around){0});
-}
-
-nbl_status nbl__plan_run_in_order(nbl__plan *plan, int i, int count)
-{
-    const nbl__planned_step *steps = plan->steps;
-    nbl__around around = {0};
-    if (i > 0) around.before = (nbl__neighbour){steps[i - 1].op, steps[i - 1].arguments};
-    if (i + 1 < count) around.after = (nbl__neighbour){steps[i + 1].op, steps[i + 1].arguments};
-    return run_between(plan, &steps[i], around);
+    uint8_t *run = plan->memory[NBL_MEMORY_RUN];
+    nbl_status status = nbl__op_run_within(plan->ctx, step->op, step->impl, step->arguments,
+                                           run + step->scratch_offset, step->scratch,
+                                           step->kept > 0 ? run + step->kept_offset : NULL);
+    return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", nbl__show_node(step->node).text);
 }
 
 /* Calls the progress callback, which may cancel. */
@@ -172,7 +157,7 @@ static nbl_status run_steps(nbl__plan *plan, int count)
     bool polls = !nbl__device_of(plan->ctx)->asynchronous;
     for (int i = 0; i < count; i++) {
         if (polls) NBL_TRY(poll(plan));
-        NBL_TRY(nbl__plan_run_in_order(plan, i, count));
+        NBL_TRY(nbl__plan_run_step(plan, &plan->steps[i]));
     }
     return NBL_OK;
 }

@@ -82,7 +82,7 @@ nbl_status nbl__plan_profile(nbl__plan *plan, int count)
     nbl_status status = device->timers_open(plan->ctx, count + 1);
     if (status == NBL_OK) status = device->timer_record(plan->ctx, 0);
     for (int i = 0; i < count && status == NBL_OK; i++) {
-        status = nbl__plan_run_in_order(plan, i, count);
+        status = nbl__plan_run_step(plan, &plan->steps[i]);
         if (status == NBL_OK) status = device->timer_record(plan->ctx, i + 1);
     }
     if (status == NBL_OK) status = device->wait(plan->ctx, "the profile");

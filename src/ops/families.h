@@ -26,6 +26,8 @@
     X(grad_norm)                                                                                             \
     X(linear_group)                                                                                          \
     X(mlp)                                                                                                   \
+    X(norm_linear_group)                                                                                     \
+    X(norm_mlp)                                                                                              \
     X(dora_norm)                                                                                             \
     X(attention)                                                                                             \
     X(attention_decode)                                                                                      \

@@ -83,10 +83,10 @@ nbl_status nbl__infer(nbl_context *ctx, const nbl__family *family, bool backward
 /* ---- dispatch ---- */
 
 /* Why a row cannot run these arguments here; NULL: it can. */
-static const char *decline(nbl_context *ctx, const nbl__impl *impl, const void *arguments)
+static const char *decline(const nbl_context *ctx, const nbl__impl *impl, const void *arguments)
 {
     if (impl->needs > nbl__isa(ctx)) return nbl__isa_name(impl->needs);
-    return impl->can ? impl->can(arguments) : NULL;
+    return impl->can ? impl->can(ctx, arguments) : NULL;
 }
 
 /* Does `force` name this row? Both "rmsnorm_avx2" and, for the operator rmsnorm, "avx2" do. */
@@ -130,13 +130,35 @@ nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *argum
                      op->name, nbl__device_of(ctx)->name);
 }
 
+nbl_status nbl__op_choose_again(nbl_context *ctx, const nbl__op *op, const void *arguments,
+                                const nbl__impl **impl)
+{
+    const char *force = forced_by_environment(ctx, op);
+    for (const nbl__impl *const *at = nbl__device_of(ctx)->impls(op); *at; at++) {
+        if (force && !is_meant(op, *at, force)) continue;
+        if (decline(ctx, *at, arguments)) continue;
+        if (*at == *impl) return NBL_OK;
+        break;
+    }
+    return nbl__op_choose(ctx, op, arguments, NULL, impl);
+}
+
+bool nbl__op_joins(nbl_context *ctx, const nbl__op *fused, const nbl__op *const parts[2],
+                   const void *arguments)
+{
+    if (forced_by_environment(ctx, parts[0]) || forced_by_environment(ctx, parts[1])) return false;
+    for (const nbl__impl *const *at = nbl__device_of(ctx)->impls(fused); at[0] && at[1]; at++)
+        if (decline(ctx, *at, arguments) == NULL) return true;
+    return false;
+}
+
 size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void *arguments)
 {
     return impl->scratch ? impl->scratch(ctx, arguments) : 0;
 }
 
 nbl_status nbl__op_run_within(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
-                              const void *arguments, void *scratch, size_t scratch_bytes, nbl__around around)
+                              const void *arguments, void *scratch, size_t scratch_bytes, void *kept)
 {
     size_t needed = nbl__op_scratch(ctx, impl, arguments);
     NBL_CHECK(ctx, scratch_bytes >= needed, NBL_ERROR_ARGUMENT, "%s: %zu bytes of scratch, %s needs %zu",
@@ -144,7 +166,7 @@ nbl_status nbl__op_run_within(nbl_context *ctx, const nbl__op *op, const nbl__im
     NBL_CHECK(ctx, (uintptr_t)scratch % 64 == 0, NBL_ERROR_ARGUMENT, "%s: scratch is not aligned to 64 bytes",
               op->name);
     /* In debug mode every kernel is waited for, so that an error names the kernel that caused it. */
-    nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__device_of(ctx), around};
+    nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__device_of(ctx), kept};
     NBL_TRY(impl->run(&call, arguments));
     return call.device->debugs ? call.device->wait(ctx, impl->name) : NBL_OK;
 }
@@ -152,7 +174,7 @@ nbl_status nbl__op_run_within(nbl_context *ctx, const nbl__op *op, const nbl__im
 nbl_status nbl__op_run(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl, const void *arguments,
                        void *scratch, size_t scratch_bytes)
 {
-    return nbl__op_run_within(ctx, op, impl, arguments, scratch, scratch_bytes, (nbl__around){0});
+    return nbl__op_run_within(ctx, op, impl, arguments, scratch, scratch_bytes, NULL);
 }
 
 /* ---- shared checks ---- */

@@ -34,21 +34,6 @@
 #include "quant/weight.h"
 #include "tensor/dtype.h"
 
-/* The call that a schedule runs just before, or just after, another one. */
-typedef struct nbl__neighbour {
-    const struct nbl__op *op; /* NULL: none, or not known */
-    const void *arguments;
-} nbl__neighbour;
-
-/* What a schedule knows about a call besides its arguments. All zero: nothing. */
-typedef struct nbl__around {
-    /* Neighbours allow fusion: two implementations may decide, from the arguments
-     * alone, that one of them does the work of both. Both must reach the same
-     * decision. */
-    nbl__neighbour before, after;
-    void *kept; /* memory in which forward leaves values for its backward, on a device */
-} nbl__around;
-
 /* All that an implementation gets besides its arguments. */
 typedef struct nbl__call {
     nbl_context *ctx;
@@ -56,20 +41,32 @@ typedef struct nbl__call {
     uint8_t *scratch; /* aligned to 64 bytes; undefined before and after the call */
     size_t scratch_bytes;
     const struct nbl__device *device; /* where it runs (device/device.h) */
-    nbl__around around;
+    void *kept; /* memory in which forward leaves values for its backward, on a device; or NULL */
 } nbl__call;
 
 /* One row of an operator's dispatch table. */
 typedef struct nbl__impl {
     const char *name; /* "rmsnorm_avx2": the operator, then the variant */
     nbl_isa needs;    /* CPU: the lowest instruction set; other devices: NBL_ISA_SCALAR */
-    /* Returns NULL if the row takes the arguments, else why not. NULL: it takes all. */
-    const char *(*can)(const void *arguments);
+    /* Returns NULL if the row takes the arguments on this machine or device, else why
+     * not. It reads no tensor data. NULL: it takes all. */
+    const char *(*can)(const nbl_context *ctx, const void *arguments);
     /* Bytes; NULL: none. The size must not fall as the number of tokens grows,
-     * because a plan measures it once, for the largest number of tokens. */
+     * because a plan measures it once, for the largest number of tokens. It also
+     * covers the rows that dispatch may choose for fewer tokens. */
     size_t (*scratch)(const nbl_context *ctx, const void *arguments);
     nbl_status (*run)(const nbl__call *call, const void *arguments);
 } nbl__impl;
+
+/* Declares the rows of an operator and lists them, best first. ROWS is a macro over their
+ * names, so that a new row needs its file and one word here:
+ *
+ *     #define ROWS(X) NBL_X86(X(rmsnorm_avx512)) NBL_X86(X(rmsnorm_avx2)) X(rmsnorm_ref)
+ *     NBL_IMPLS(forward_impls, ROWS); */
+#define NBL_IMPLS(list, ROWS)                                                                                \
+    ROWS(NBL_IMPL_DECLARATION) static const nbl__impl *const list[] = {ROWS(NBL_IMPL_ADDRESS) NULL}
+#define NBL_IMPL_DECLARATION(name) extern const nbl__impl nbl__##name;
+#define NBL_IMPL_ADDRESS(name) &nbl__##name,
 
 /* An operator: one direction of a family. */
 typedef struct nbl__op {
@@ -235,6 +232,14 @@ nbl_status nbl__infer(nbl_context *ctx, const nbl__family *family, bool backward
  * forced row declines or no row of a device takes the arguments. */
 nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *arguments, const char *force,
                           const nbl__impl **impl);
+/* Chooses again after shapes or addresses have changed: *impl is the last choice. Logs
+ * only if the choice changes. */
+nbl_status nbl__op_choose_again(nbl_context *ctx, const nbl__op *op, const void *arguments,
+                                const nbl__impl **impl);
+/* Does a row of a fused operator, other than its last, take these arguments? False if a row of
+ * one of the two operators that it stands for is forced by the environment. Logs nothing. */
+bool nbl__op_joins(nbl_context *ctx, const nbl__op *fused, const nbl__op *const parts[2],
+                   const void *arguments);
 /* Bytes of scratch that nbl__op_run needs for these arguments; may be 0. */
 size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void *arguments);
 /* Runs a chosen implementation. The outputs have memory. `scratch` is aligned to
@@ -243,10 +248,9 @@ size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void
 nbl_status nbl__op_run(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl, const void *arguments,
                        void *scratch, size_t scratch_bytes);
 
-/* The same for a call in a schedule. `around` tells the implementation its
- * neighbours, which run as well, in this order. */
+/* The same for a call in a schedule, which has memory for nbl__call.kept, or NULL. */
 nbl_status nbl__op_run_within(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
-                              const void *arguments, void *scratch, size_t scratch_bytes, nbl__around around);
+                              const void *arguments, void *scratch, size_t scratch_bytes, void *kept);
 
 /* Cuts scratch into pieces, front to back, each aligned to 64 bytes. With base
  * NULL the cut only measures: `used` counts, and the pieces must not be touched. */

@@ -280,3 +280,25 @@ cudaError_t cudaMemset2DAsync(void *to, size_t pitch, int byte, size_t width, si
     trace_unlock();
     return error;
 }
+
+/* On the device only, which is all that the library asks for. */
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+    char on[24];
+    trace_lock();
+    cudaError_t error = trace_call("cudaMemcpy2DAsync", cudaErrorUnknown);
+    if (error == cudaSuccess) {
+        trace_line("copy on device %p <- %p %zu rows of %zu bytes, %zu and %zu apart, %s", to, from, height,
+                   width, to_pitch, from_pitch, trace_stream(stream, on));
+        if (kind != cudaMemcpyDeviceToDevice || width > to_pitch || width > from_pitch ||
+            (height && (!trace_is_allocated(to, to_pitch * (height - 1) + width) ||
+                        !trace_is_allocated(from, from_pitch * (height - 1) + width))))
+            error = trace_result("cudaMemcpy2DAsync", cudaErrorInvalidValue);
+        for (size_t i = 0; i < height && error == cudaSuccess; i++)
+            trace_enqueue(stream, (trace_operation){TRACE_COPY, (char *)to + i * to_pitch,
+                                                    (const char *)from + i * from_pitch, width, 0});
+    }
+    trace_unlock();
+    return error;
+}

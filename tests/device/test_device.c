@@ -184,7 +184,7 @@ static void each_failing_allocation_of_a_device_is_told(void **state)
 
 /* ---- models ---- */
 
-static nbl_model *open_model(nbl_context *ctx, const tiny_model *tiny, const char *dtype)
+static nbl_model *open_model(nbl_context *ctx, const tiny_model *tiny, nbl_compute_dtype dtype)
 {
     nbl_model *model;
     nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = dtype, .adapter = tiny->adapter};
@@ -194,7 +194,7 @@ static nbl_model *open_model(nbl_context *ctx, const tiny_model *tiny, const cha
 
 enum { PROMPTS = 2, NEW_TOKENS = 12 };
 
-static void generate_on(nbl_context *ctx, const tiny_model *tiny, float temperature, const char *dtype,
+static void generate_on(nbl_context *ctx, const tiny_model *tiny, float temperature, nbl_compute_dtype dtype,
                         int32_t made[PROMPTS][NEW_TOKENS])
 {
     static int32_t first[] = {3, 1, 4, 1, 5, 9, 2, 6, 5}, second[] = {27, 18, 28};
@@ -218,7 +218,7 @@ static void a_device_generates_the_tokens_of_the_cpu(void **state)
         for (int i = 0; i < 4; i++) {
             int32_t here[PROMPTS][NEW_TOKENS], there[PROMPTS][NEW_TOKENS];
             float temperature = i % 2 ? 0.8f : 0;
-            const char *dtype = i < 2 ? "f32" : "bf16";
+            nbl_compute_dtype dtype = i < 2 ? NBL_COMPUTE_F32 : NBL_COMPUTE_BF16;
             nbl_context *echo = on_echo();
             generate_on(f->ctx, &tiny, temperature, dtype, here);
             generate_on(echo, &tiny, temperature, dtype, there);

@@ -81,7 +81,7 @@ static void every_weight_gets_its_role_and_load_converts_linear_layers_alone(voi
         nbl_model *model;
         assert_int_equal(nbl_context_create(NULL, &ctx), NBL_OK);
         tiny_write(ctx, i, false, &tiny);
-        nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = "f32", .load = "nf4",
+        nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = NBL_COMPUTE_F32, .load = NBL_FORMAT_NF4,
                                      .adapter = tiny.adapter};
         assert_ok(ctx, nbl_model_open(ctx, tiny.model, &options, &model));
         int linear = 0;

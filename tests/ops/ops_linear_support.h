@@ -225,7 +225,7 @@ UNUSED static void check_against_reference(nbl_context *ctx, pool *p, const nbl_
     void *want = pool_bytes(p, (int64_t)family->size);
     for (int backward = 0; backward < (family->backward.name ? 2 : 1); backward++) {
         memcpy(want, arguments, family->size);
-        run_new(ctx, p, family, arguments, backward, "cpu");
+        run_new(ctx, p, family, arguments, backward, NULL);
         run_new(ctx, p, family, want, backward, "ref");
         assert_close(family, arguments, want, backward, backward ? bound : forward_bound, what);
     }

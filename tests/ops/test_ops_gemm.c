@@ -220,11 +220,11 @@ static void check_products(nbl__product *products, int count)
         uint8_t *first[MAX_PRODUCTS] = {0};
         for (int t = 0; t < TEAMS; t++) {
             nbl_context *ctx = contexts[isa][t];
-            size_t room = nbl__gemm_scratch(ctx, products, count);
+            size_t room = nbl__gemm_scratch(ctx, nbl__gemm_best(ctx), products, count);
             uint8_t *scratch = aligned_alloc(64, room + 128 - room % 64);
             memset(scratch, 0xff, room + 64);
             for (int i = 0; i < count; i++) memcpy(products[i].c, start[i], bytes[i]);
-            assert_ok(ctx, nbl__gemm(ctx, products, count, scratch));
+            assert_ok(ctx, nbl__gemm(ctx, nbl__gemm_best(ctx), products, count, scratch));
             for (int b = 0; b < 64; b++) assert_int_equal(scratch[room + (size_t)b], 0xff);
             free(scratch);
             for (int i = 0; i < count; i++) {
@@ -455,26 +455,21 @@ static void every_kernel_multiplies_what_was_packed(void **state)
 {
     (void)state;
     enum { M = 61, N = 48, K = 129, ROWS = 64 };
-    const nbl__kernel *kernels[8] = {&nbl__gemm_f32_4x16_scalar};
-    nbl_isa needs[8] = {NBL_ISA_SCALAR};
-    int count = 1;
-#if defined(__x86_64__)
-    kernels[count] = &nbl__gemm_f32_6x16_avx2, needs[count++] = NBL_ISA_AVX2;
-    kernels[count] = &nbl__gemm_f32_14x32_avx512, needs[count++] = NBL_ISA_AVX512;
-    kernels[count] = &nbl__gemm_bf16_14x32_avx512bf16, needs[count++] = NBL_ISA_AVX512BF16;
-    kernels[count] = &nbl__gemm_bf16_32x32_amx, needs[count++] = NBL_ISA_AMX;
-    kernels[count] = &nbl__gemm_f32_32x32_amx, needs[count++] = NBL_ISA_AMX;
-#endif
-    for (int i = 0; i < count; i++)
+    const nbl__kernel *const kernels[] = {
+#define ADDRESS(name) &nbl__##name,
+        NBL_GEMM_KERNELS(ADDRESS)
+#undef ADDRESS
+    };
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
         for (int way = 0; way < 4; way++) {
-            if (needs[i] > nbl__isa_detect()) continue;
             const nbl__kernel *kernel = kernels[i];
+            if (kernel->needs > nbl__isa_detect()) continue;
             nbl__mat a = {.dtype = NBL_DTYPE_BF16, .transpose = way & 1};
             nbl__mat b = {.dtype = NBL_DTYPE_BF16, .transpose = way & 2};
             fill_dense(&a, a.transpose ? K : M, a.transpose ? M : K);
             fill_dense(&b, b.transpose ? N : K, b.transpose ? K : N);
-            nbl__source left = {needs[i], kernel, &a, NBL_DTYPE_BF16, !a.transpose};
-            nbl__source right = {needs[i], kernel, &b, NBL_DTYPE_BF16, b.transpose};
+            nbl__source left = {kernel->needs, kernel, &a, NBL_DTYPE_BF16, !a.transpose};
+            nbl__source right = {kernel->needs, kernel, &b, NBL_DTYPE_BF16, b.transpose};
             int64_t panels = (M + kernel->rows - 1) / kernel->rows;
             int64_t k = nbl__round_up(K, kernel->k_step);
             nbl__pack_rows part = {.rows = M, .panels = panels, .panel_end = panels, .k_count = K};
@@ -536,9 +531,10 @@ static void a_second_stage_reads_what_the_first_made(void **state)
         for (int isa = 0; isa < NBL_ISA_COUNT && contexts[isa][0]; isa++)
             for (int t = 0; t < TEAMS; t++) {
                 nbl_context *ctx = contexts[isa][t];
-                void *scratch = aligned_alloc(64, (nbl__gemm_scratch(ctx, products, 2) + 63) / 64 * 64);
+                void *scratch = aligned_alloc(
+                    64, (nbl__gemm_scratch(ctx, nbl__gemm_best(ctx), products, 2) + 63) / 64 * 64);
                 memset(xa, 0xff, MAX * RANK * 4);
-                assert_ok(ctx, nbl__gemm(ctx, products, 2, scratch));
+                assert_ok(ctx, nbl__gemm(ctx, nbl__gemm_best(ctx), products, 2, scratch));
                 free(scratch);
                 for (int64_t r = 0; r < m; r++)
                     for (int64_t n = 0; n < OUT; n++) {
@@ -580,9 +576,10 @@ static void a_result_may_be_flipped(void **state)
                               .accumulate = accumulate};
             for (int isa = 0; isa < NBL_ISA_COUNT && contexts[isa][0]; isa++) {
                 nbl_context *ctx = contexts[isa][TEAMS - 1];
-                void *scratch = aligned_alloc(64, (nbl__gemm_scratch(ctx, &p, 1) + 63) / 64 * 64);
+                void *scratch = aligned_alloc(64, (nbl__gemm_scratch(ctx, nbl__gemm_best(ctx), &p, 1) + 63) /
+                                                      64 * 64);
                 for (int64_t i = 0; i < N * m; i++) c[i] = 1;
-                assert_ok(ctx, nbl__gemm(ctx, &p, 1, scratch));
+                assert_ok(ctx, nbl__gemm(ctx, nbl__gemm_best(ctx), &p, 1, scratch));
                 free(scratch);
                 for (int64_t r = 0; r < m; r++)
                     for (int64_t n = 0; n < N; n++) {
@@ -607,8 +604,11 @@ static void f32_products_have_the_precision_of_f32(void **state)
     nbl__term term = {.a = a, .b = b, .k = K, .alpha = 1};
     nbl__product p = {.m = M, .n = N, .terms = &term, .term_count = 1, .stride = N, .c = own(M * N * 4)};
     for (int isa = 0; isa < NBL_ISA_COUNT && contexts[isa][0]; isa++) {
-        void *scratch = aligned_alloc(64, (nbl__gemm_scratch(contexts[isa][0], &p, 1) + 63) / 64 * 64);
-        assert_ok(contexts[isa][0], nbl__gemm(contexts[isa][0], &p, 1, scratch));
+        void *scratch = aligned_alloc(
+            64,
+            (nbl__gemm_scratch(contexts[isa][0], nbl__gemm_best(contexts[isa][0]), &p, 1) + 63) / 64 * 64);
+        assert_ok(contexts[isa][0],
+                  nbl__gemm(contexts[isa][0], nbl__gemm_best(contexts[isa][0]), &p, 1, scratch));
         free(scratch);
         for (int64_t r = 0; r < M; r++)
             for (int64_t n = 0; n < N; n++) {
@@ -664,10 +664,11 @@ static void a_nan_stays_in_its_row_or_column(void **state)
             nbl__product p = {.m = M, .n = N, .terms = &term, .term_count = 1};
             p.c = new_result(&p);
             for (int isa = 0; isa < NBL_ISA_COUNT && contexts[isa][0]; isa++) {
-                size_t room = nbl__gemm_scratch(contexts[isa][0], &p, 1);
+                size_t room = nbl__gemm_scratch(contexts[isa][0], nbl__gemm_best(contexts[isa][0]), &p, 1);
                 void *scratch = aligned_alloc(64, room + 64 - room % 64);
                 memset(scratch, 0xff, room);
-                assert_ok(contexts[isa][0], nbl__gemm(contexts[isa][0], &p, 1, scratch));
+                assert_ok(contexts[isa][0],
+                          nbl__gemm(contexts[isa][0], nbl__gemm_best(contexts[isa][0]), &p, 1, scratch));
                 free(scratch);
                 for (int i = 0; i < M; i++)
                     for (int j = 0; j < N; j++) {

@@ -126,10 +126,10 @@ static void mismatches_name_operator_tensor_dtypes_and_shapes(void **state)
     REFUSED(l->args.magnitude.shape[0] = 6, NBL_ERROR_SHAPE, "magnitude", "[6]", "[5]");
     REFUSED(l->args.dropout = 1, NBL_ERROR_ARGUMENT, "dropout");
     int64_t seeds[2] = {0};
-    REFUSED(l->args.seeds = ((nbl_tensor){NBL_DTYPE_I32, 1, {2}, seeds}), NBL_ERROR_DTYPE, "seeds", "i64");
-    REFUSED((l->args.seeds = ((nbl_tensor){NBL_DTYPE_I64, 1, {2}, seeds}), l->args.seed_index = 2),
+    REFUSED(l->args.seeds = ((nbl_tensor){NBL_DTYPE_I32, 1, {2}, seeds, 0}), NBL_ERROR_DTYPE, "seeds", "i64");
+    REFUSED((l->args.seeds = ((nbl_tensor){NBL_DTYPE_I64, 1, {2}, seeds, 0}), l->args.seed_index = 2),
             NBL_ERROR_SHAPE, "seeds", "[2]", "seed_index 2");
-    REFUSED((l->args.seeds = ((nbl_tensor){NBL_DTYPE_I64, 1, {2}, seeds}), l->args.seed_index = -1),
+    REFUSED((l->args.seeds = ((nbl_tensor){NBL_DTYPE_I64, 1, {2}, seeds, 0}), l->args.seed_index = -1),
             NBL_ERROR_SHAPE, "seeds", "-1");
     REFUSED(l->args.bias.dtype = NBL_DTYPE_F16, NBL_ERROR_DTYPE, "b ", "f16", "f32");
 #undef REFUSED
@@ -249,7 +249,7 @@ static void a_seed_in_memory_draws_the_masks_of_the_attribute(void **state)
         nbl__linear a = random_layer(&p, &k), b = a;
         a.seed = 77 + (uint64_t)values[at];
         b.seed = 77;
-        b.seeds = (nbl_tensor){NBL_DTYPE_I64, 1, {3}, values};
+        b.seeds = (nbl_tensor){NBL_DTYPE_I64, 1, {3}, values, 0};
         b.seed_index = at;
         nbl__linear_group one = {.members = {a, a}}, other = {.members = {b, a}};
         for (int backward = 0; backward < 2; backward++) {
@@ -280,12 +280,12 @@ static void the_bits_depend_neither_on_threads_nor_on_the_rank_of_x(void **state
         pool p = {0};
         nbl__linear a = random_layer(&p, &k), b = a, c = a;
         for (int backward = 0; backward < 2; backward++) {
-            run_new(one, &p, &nbl__linear_family, &a, backward, "cpu");
-            run_new(three, &p, &nbl__linear_family, &b, backward, "cpu");
+            run_new(one, &p, &nbl__linear_family, &a, backward, NULL);
+            run_new(three, &p, &nbl__linear_family, &b, backward, NULL);
             assert_same_bits(&nbl__linear_family, &b, &a, backward);
             c.x = (nbl_tensor){a.dtype, 3, {2, k.tokens / 2, k.in}, a.x.data, 0};
             c.dy = (nbl_tensor){a.dtype, 3, {2, k.tokens / 2, k.out}, a.dy.data, 0};
-            run_new(three, &p, &nbl__linear_family, &c, backward, "cpu");
+            run_new(three, &p, &nbl__linear_family, &c, backward, NULL);
             assert_same_bits(&nbl__linear_family, &c, &a, backward);
         }
         pool_free(&p);
@@ -305,13 +305,13 @@ static void an_unwanted_gradient_is_not_computed_and_the_others_stay(void **stat
                 layer_kind k = {NF4, NBL_DTYPE_BF16, NBL_DTYPE_F32, 5, 64, 20, 4, dora, true, 0.1f};
                 pool p = {0};
                 nbl__linear all = random_layer(&p, &k), some;
-                run_new(ctx, &p, &nbl__linear_family, &all, true, impl ? "ref" : "cpu");
+                run_new(ctx, &p, &nbl__linear_family, &all, true, impl ? "ref" : NULL);
                 some = all;
                 give_results(ctx, &p, &nbl__linear_family, &some, true, NULL);
                 for (int i = 0; i < 5; i++)
                     if (!(mask & 1 << i))
                         nbl__slot_tensor(nbl__slot_find(&nbl__linear_family, names[i]), &some)->data = NULL;
-                run_given(ctx, &nbl__linear_family.backward, &some, impl ? "ref" : "cpu");
+                run_given(ctx, &nbl__linear_family.backward, &some, impl ? "ref" : NULL);
                 assert_same_bits(&nbl__linear_family, &some, &all, true);
                 pool_free(&p);
             }
@@ -324,7 +324,7 @@ static void gradients_of_parameters_accumulate(void **state)
     nbl_context *ctx = new_context();
     for (int i = 0; i < 8; i++) {
         layer_kind k = {NF4, NBL_DTYPE_F32, NBL_DTYPE_F32, i < 4 ? 9 : 0, 64, 20, 4, i % 2 == 1, true, 0.1f};
-        const char *force = i & 2 ? "ref" : "cpu";
+        const char *force = i & 2 ? "ref" : NULL;
         const float start = 2;
         pool p = {0};
         nbl__linear fresh = random_layer(&p, &k), added;
@@ -363,8 +363,8 @@ static void a_value_that_is_not_finite_reaches_its_row_and_no_other(void **state
                           1);
             nbl__from_f32(NBL_ISA_SCALAR, &bad, k.dtype, (uint8_t *)a.dy.data + 130 * nbl__size_of(k.dtype),
                           1);
-            run_new(ctx, &p, &nbl__linear_family, &a, false, "cpu");
-            run_new(ctx, &p, &nbl__linear_family, &a, true, "cpu");
+            run_new(ctx, &p, &nbl__linear_family, &a, false, NULL);
+            run_new(ctx, &p, &nbl__linear_family, &a, true, NULL);
             for (int64_t e = 0; e < 6 * 40; e++)
                 assert_true(e / 40 == 2 ? bad != bad ? isnan(value_at(&a.y, e)) : true
                                         : isfinite(value_at(&a.y, e)));
@@ -388,7 +388,7 @@ static void a_magnitude_of_zero_has_a_finite_gradient(void **state)
         pool p = {0};
         nbl__linear a = random_layer(&p, &k);
         memset(a.magnitude.data, 0, 8 * sizeof(float));
-        run_new(ctx, &p, &nbl__linear_family, &a, true, impl ? "ref" : "cpu");
+        run_new(ctx, &p, &nbl__linear_family, &a, true, impl ? "ref" : NULL);
         for (int64_t n = 0; n < 8; n++) {
             assert_true(isfinite(value_at(&a.dmagnitude, n)) && value_at(&a.dmagnitude, n) != 0);
             for (int64_t t = 0; t < 6; t++) assert_true(isfinite(value_at(&a.dx, t * 64 + n)));
@@ -424,8 +424,8 @@ static void the_norm_agrees_with_the_reference_and_serves_linear(void **state)
         assert_memory_equal(again.norm.data, own.norm.data, 37 * sizeof(float));
         given.norm = own.norm;
         for (int backward = 0; backward < 2; backward++) {
-            run_new(ctx, &p, &nbl__linear_family, &a, backward, "cpu");
-            run_new(ctx, &p, &nbl__linear_family, &given, backward, "cpu");
+            run_new(ctx, &p, &nbl__linear_family, &a, backward, NULL);
+            run_new(ctx, &p, &nbl__linear_family, &given, backward, NULL);
             assert_same_bits(&nbl__linear_family, &given, &a, backward);
         }
         pool_free(&p);
@@ -483,8 +483,8 @@ static void a_group_agrees_with_the_reference_on_any_number_of_threads(void **st
         check_against_reference(three, &p, &nbl__linear_group_family, &a, fmax(2e-3, bound_of(k.dtype)),
                                 fmax(k.dora ? 2e-3 : 0, bound_of(k.dtype)), "group");
         for (int backward = 0; backward < 2; backward++) {
-            run_new(three, &p, &nbl__linear_group_family, &a, backward, "cpu");
-            run_new(one, &p, &nbl__linear_group_family, &b, backward, "cpu");
+            run_new(three, &p, &nbl__linear_group_family, &a, backward, NULL);
+            run_new(one, &p, &nbl__linear_group_family, &b, backward, NULL);
             assert_same_bits(&nbl__linear_group_family, &b, &a, backward);
         }
         pool_free(&p);
@@ -515,11 +515,11 @@ static void a_group_of_one_is_a_linear_and_masks_differ_by_member(void **state)
     nbl__linear a = random_layer(&p, &k);
     nbl__linear_group group = {.members = {a}}, twins = {.members = {a, a}};
     for (int backward = 0; backward < 2; backward++) {
-        run_new(ctx, &p, &nbl__linear_family, &a, backward, "cpu");
-        run_new(ctx, &p, &nbl__linear_group_family, &group, backward, "cpu");
+        run_new(ctx, &p, &nbl__linear_family, &a, backward, NULL);
+        run_new(ctx, &p, &nbl__linear_group_family, &group, backward, NULL);
         assert_same_bits(&nbl__linear_family, &group.members[0], &a, backward);
     }
-    run_new(ctx, &p, &nbl__linear_group_family, &twins, false, "cpu");
+    run_new(ctx, &p, &nbl__linear_group_family, &twins, false, NULL);
     assert_memory_equal(twins.members[0].y.data, a.y.data, 7 * 24 * 2);
     assert_memory_not_equal(twins.members[1].y.data, a.y.data, 7 * 24 * 2);
     nbl__linear members[NBL_MAX_GROUP];

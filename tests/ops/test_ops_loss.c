@@ -355,7 +355,7 @@ static void parts_with_the_denominator_of_the_whole_add_up_to_it(void **state)
     for (int t = 0; t < 10; t++) trained += ((int32_t *)p.args.labels.data)[t] >= 0;
     give_outputs(ctx, &part);
     float denominator = (float)trained;
-    part.denominator = (nbl_tensor){NBL_DTYPE_F32, 1, {1}, &denominator};
+    part.denominator = (nbl_tensor){NBL_DTYPE_F32, 1, {1}, &denominator, 0};
     for (int k = 0; k < 2; k++) { /* 3 tokens, then 7 */
         part.x.shape[0] = part.labels.shape[0] = k ? 7 : 3;
         part.x.data = (float *)p.args.x.data + (k ? 3 * 6 : 0);
@@ -472,7 +472,7 @@ static void a_denominator_that_divides_nothing_is_refused(void **state)
     give_outputs(ctx, &p.args);
     for (size_t k = 0; k < 2 * sizeof wrong / sizeof *wrong; k++) {
         float value = wrong[k / 2];
-        p.args.denominator = (nbl_tensor){NBL_DTYPE_F32, 1, {1}, &value};
+        p.args.denominator = (nbl_tensor){NBL_DTYPE_F32, 1, {1}, &value, 0};
         assert_int_equal(try_op(ctx, &nbl__cross_entropy_family.forward, k % 2 ? "ref" : "cpu", &p.args),
                          NBL_ERROR_ARGUMENT);
         assert_non_null(strstr(nbl_error_message(ctx), "denominator"));
@@ -511,7 +511,7 @@ static void mismatches_name_operator_tensor_dtypes_and_shapes(void **state)
     REFUSED(a.smoothing = 1.5f, NBL_ERROR_ARGUMENT, "smoothing");
     REFUSED(a.smoothing = NAN, NBL_ERROR_ARGUMENT, "smoothing");
     float three = 3;
-    const nbl_tensor denominator = {NBL_DTYPE_F32, 1, {1}, &three};
+    const nbl_tensor denominator = {NBL_DTYPE_F32, 1, {1}, &three, 0};
     REFUSED((a.denominator = denominator, a.denominator.dtype = NBL_DTYPE_F16), NBL_ERROR_DTYPE,
             "denominator", "f16", "f32");
     REFUSED((a.denominator = denominator, a.denominator.shape[0] = 2), NBL_ERROR_SHAPE, "denominator", "[2]",

@@ -120,8 +120,8 @@ static void the_bits_depend_neither_on_threads_nor_on_the_rank_of_x(void **state
         b.gate.x = (nbl_tensor){k.dtype, 3, {2, k.tokens / 2, k.in}, a.gate.x.data, 0};
         b.down.dy = (nbl_tensor){k.dtype, 3, {2, k.tokens / 2, k.out}, a.down.dy.data, 0};
         for (int backward = 0; backward < 2; backward++) {
-            run_new(one, &p, &nbl__mlp_family, &a, backward, "cpu");
-            run_new(three, &p, &nbl__mlp_family, &b, backward, "cpu");
+            run_new(one, &p, &nbl__mlp_family, &a, backward, NULL);
+            run_new(three, &p, &nbl__mlp_family, &b, backward, NULL);
             assert_same_bits(&nbl__mlp_family, &b, &a, backward);
         }
         pool_free(&p);
@@ -143,7 +143,7 @@ static void a_seed_in_memory_draws_the_masks_of_the_attribute(void **state)
         nbl__mlp a = random_block(&p, &k), b = a;
         a.gate.seed = 1077;
         b.gate.seed = 77;
-        b.gate.seeds = (nbl_tensor){NBL_DTYPE_I64, 1, {2}, values};
+        b.gate.seeds = (nbl_tensor){NBL_DTYPE_I64, 1, {2}, values, 0};
         b.gate.seed_index = 1;
         for (int backward = 0; backward < 2; backward++) {
             run_new(ctx, &p, &nbl__mlp_family, &a, backward, impls[i % 2]);
@@ -171,8 +171,8 @@ static void parts_of_a_batch_draw_the_masks_of_the_whole(void **state)
         part.down.dy = (nbl_tensor){
             k.dtype, 2, {tokens - first, k.out}, (float *)whole.down.dy.data + first * k.out, 0};
         for (int backward = 0; backward < 2; backward++) {
-            run_new(ctx, &p, &nbl__mlp_family, &whole, backward, "cpu");
-            run_new(ctx, &p, &nbl__mlp_family, &part, backward, "cpu");
+            run_new(ctx, &p, &nbl__mlp_family, &whole, backward, NULL);
+            run_new(ctx, &p, &nbl__mlp_family, &part, backward, NULL);
         }
         for (int64_t e = 0; e < (tokens - first) * k.out; e++)
             assert_float_equal(((float *)part.down.y.data)[e],
@@ -199,8 +199,8 @@ static void saving_gate_and_up_changes_no_bit(void **state)
             nbl__mlp again = random_block(&p, &k), kept = again;
             kept.keep = true;
             for (int backward = 0; backward < 2; backward++) {
-                run_new(ctx, &p, &nbl__mlp_family, &again, backward, "cpu");
-                run_new(ctx, &p, &nbl__mlp_family, &kept, backward, "cpu");
+                run_new(ctx, &p, &nbl__mlp_family, &again, backward, NULL);
+                run_new(ctx, &p, &nbl__mlp_family, &kept, backward, NULL);
                 for (const nbl__slot *slot = nbl__mlp_family.slots; slot->name; slot++) {
                     const nbl_tensor *a = nbl__slot_tensor(slot, &again), *b = nbl__slot_tensor(slot, &kept);
                     if (slot->role != (backward ? NBL_ROLE_GRADIENT : NBL_ROLE_OUTPUT) || a->rank == 0)
@@ -248,8 +248,8 @@ static void a_nan_reaches_its_row_and_no_other(void **state)
         nbl__mlp a = random_block(&p, &k);
         nbl__from_f32(NBL_ISA_SCALAR, &bad, k.dtype, (uint8_t *)a.gate.x.data + 70 * nbl__size_of(k.dtype),
                       1);
-        run_new(ctx, &p, &nbl__mlp_family, &a, false, "cpu");
-        run_new(ctx, &p, &nbl__mlp_family, &a, true, "cpu");
+        run_new(ctx, &p, &nbl__mlp_family, &a, false, NULL);
+        run_new(ctx, &p, &nbl__mlp_family, &a, true, NULL);
         for (int64_t i = 0; i < 5 * 8; i++) assert_true((i / 8 == 2) == (bool)isnan(value_at(&a.down.y, i)));
         for (int64_t i = 0; i < 5 * 32; i++)
             assert_true((i / 32 == 2) == (bool)isnan(value_at(&a.gate.dx, i)));
@@ -265,7 +265,7 @@ static void gradients_accumulate_and_unwanted_ones_are_not_computed(void **state
     for (int i = 0; i < 8; i++) {
         block_kind k = {NF4, NBL_DTYPE_F32, NBL_DTYPE_F32, 0,   i < 4 ? 6 : 0, 32, 64, 8,
                         2,   i % 2 == 1,    true,          0.1f};
-        const char *force = i & 2 ? "ref" : "cpu";
+        const char *force = i & 2 ? "ref" : NULL;
         const float start = 2;
         pool p = {0};
         nbl__mlp fresh = random_block(&p, &k), added, small;

@@ -15,7 +15,7 @@ static void ask(asking *a, const op_case *c, const nbl__op *op)
     char why[CASE_TEXT];
     const nbl__impl *const *impls = case_impls(a->device, a->family, op);
     for (; impls && *impls; impls++) {
-        if ((*impls)->can && (*impls)->can(c->arguments)) continue;
+        if ((*impls)->can && (*impls)->can(a->device, c->arguments)) continue;
         a->asked++;
         if (case_scratch_grows(a->device, c, *impls, c->arguments, why)) continue;
         if (a->wrong++ < 20) print_error("%s: %s: %s\n", (*impls)->name, c->text, why);

@@ -373,7 +373,7 @@ static void test_shape(const shape *s, int dtype, bool with_reference)
         snprintf(which, sizeof which, "%s %s %s", forward[i]->name, nbl_dtype_name(dtypes[dtype]), name);
         make_problem(s, dtypes[dtype], 0, &p);
         NIBBLE(gpu, family->forward.infer(gpu, &p.device));
-        if (forward[i]->can(&p.device) || (s->large && i > 1 && dtype > 0)) {
+        if (forward[i]->can(gpu, &p.device) || (s->large && i > 1 && dtype > 0)) {
             free_problem(&p);
             continue;
         }
@@ -613,7 +613,7 @@ static void bench_shape(const shape *s, nbl_dtype dtype, const char *only)
     NIBBLE(gpu, family->forward.infer(gpu, &p.device));
     for (int i = 0; forward[i]; i++) {
         void *arguments[1] = {&p.device};
-        if (forward[i]->can(&p.device) || (i > 1 && dtype != NBL_DTYPE_F32)) continue;
+        if (forward[i]->can(gpu, &p.device) || (i > 1 && dtype != NBL_DTYPE_F32)) continue;
         if (only && strcmp(only, forward[i]->name) != 0) continue;
         double flop = 4 * pairs * (double)(s->heads * s->size);
         double f = time_of(&family->forward, forward[i], arguments, 1);

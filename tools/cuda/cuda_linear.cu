@@ -442,12 +442,11 @@ void *run_forward(nbl__linear_group *group, int64_t tokens)
     for (int i = 0; i < group->count; i++)
         group->members[i].y = tensor(NBL_DTYPE_BF16, tokens, group->members[i].w.shape[0], 1);
     NIBBLE(nbl__op_choose(ctx, op, group, NULL, &impl));
-    size_t bytes = nbl__op_scratch(ctx, impl, group), kept = nbl__cuda_kept(impl, group);
-    nbl__around around = {};
-    around.kept = kept > 0 ? take(kept) : NULL;
-    NIBBLE(nbl__op_run_within(ctx, op, impl, group, take(bytes), bytes, around));
+    size_t bytes = nbl__op_scratch(ctx, impl, group), kept_bytes = nbl__cuda_kept(impl, group);
+    void *kept = kept_bytes > 0 ? take(kept_bytes) : NULL;
+    NIBBLE(nbl__op_run_within(ctx, op, impl, group, take(bytes), bytes, kept));
     NIBBLE(cuda->device.wait(cuda->ctx, "forward"));
-    return around.kept;
+    return kept;
 }
 
 result layer(const model &m, const shape &s, int64_t tokens, bool backward)
@@ -485,13 +484,11 @@ result layer(const model &m, const shape &s, int64_t tokens, bool backward)
     NIBBLE(nbl__op_choose(ctx, op, &group, NULL, &impl));
     size_t bytes = nbl__op_scratch(ctx, impl, &group);
     void *scratch = take(bytes);
-    nbl__around around = {};
-    around.kept = kept;
     unsigned long long bits[2];
     double error = 0;
     first.accumulate = false;
     for (int turn = 0; turn < 2; turn++) {
-        NIBBLE(nbl__op_run_within(ctx, op, impl, &group, scratch, bytes, around));
+        NIBBLE(nbl__op_run_within(ctx, op, impl, &group, scratch, bytes, kept));
         bits[turn] = bits_of(group);
     }
     if (backward && dropout == 0) error = gradient_error(group);
@@ -501,7 +498,7 @@ result layer(const model &m, const shape &s, int64_t tokens, bool backward)
     products plain = bare(s, tokens, backward, first.x.data);
     nbl__call call = call_of("product");
     char text[2000] = "";
-    measure_layer([&] { NIBBLE(nbl__op_run_within(ctx, op, impl, &group, scratch, bytes, around)); },
+    measure_layer([&] { NIBBLE(nbl__op_run_within(ctx, op, impl, &group, scratch, bytes, kept)); },
                   [&] {
                       for (int i = 0; i < plain.count; i++) NIBBLE(nbl__cuda_gemm(&call, &plain.list[i]));
                   },

@@ -122,7 +122,7 @@ nbl_status case_backward(nbl_context *ctx, const op_case *c, const nbl__impl *im
 
 bool case_takes(const nbl_context *ctx, const nbl__impl *impl, const case_run *r)
 {
-    return impl->needs <= nbl__isa(ctx) && (impl->can == NULL || impl->can(r->arguments) == NULL);
+    return impl->needs <= nbl__isa(ctx) && (impl->can == NULL || impl->can(ctx, r->arguments) == NULL);
 }
 
 const nbl__impl *case_reference(const nbl__op *op)

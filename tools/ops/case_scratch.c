@@ -43,7 +43,7 @@ bool case_scratch_grows(const nbl_context *ctx, const op_case *c, const nbl__imp
     for (int64_t t = tokens - 1; t > 0 && good; t = t <= EACH ? t - 1 : t / 2) {
         memcpy(fewer, arguments, c->family->size);
         set_tokens(c->family, fewer, tokens, t);
-        if (impl->can && impl->can(fewer)) continue; /* another one is chosen then */
+        if (impl->can && impl->can(ctx, fewer)) continue; /* another one is chosen then */
         size_t bytes = nbl__op_scratch(ctx, impl, fewer);
         good = bytes <= max;
         if (!good)

@@ -8,6 +8,8 @@ const case_line case_table[] = {
 #include "ops/linear/linear.cases"
 #include "ops/linear/linear_group.cases"
 #include "ops/linear/mlp.cases"
+#include "ops/linear/norm_linear_group.cases"
+#include "ops/linear/norm_mlp.cases"
 #include "ops/linear/dora_norm.cases"
 #include "ops/norm/rmsnorm.cases"
 #include "ops/norm/layernorm.cases"

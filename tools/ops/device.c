@@ -275,7 +275,7 @@ static nbl_status run_image(nbl_context *ctx, const nbl__op *op, const nbl__impl
                             device_how how, device_image *image, const nbl__impl **ran)
 {
     if (impl == NULL) NBL_TRY(nbl__op_choose(ctx, op, image->arguments, force, &impl));
-    const char *why = impl->can ? impl->can(image->arguments) : NULL;
+    const char *why = impl->can ? impl->can(ctx, image->arguments) : NULL;
     NBL_CHECK(ctx, why == NULL, NBL_ERROR_UNSUPPORTED, "%s declines: %s", impl->name, why);
     if (ran) *ran = impl;
     NBL_TRY(device_scratch(image, impl));

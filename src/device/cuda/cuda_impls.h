@@ -10,12 +10,20 @@
 
 /* clang-format off */
 #define NBL_CUDA_OPERATORS(OP, ROW)                                                                          \
-    OP(linear, forward, ROW(linear_cuda) ROW(linear_rows))                                                   \
-    OP(linear, backward, ROW(linear_backward_cuda) ROW(linear_backward_rows))                                \
-    OP(linear_group, forward, ROW(linear_group_cuda) ROW(linear_group_rows))                                 \
-    OP(linear_group, backward, ROW(linear_group_backward_cuda) ROW(linear_group_backward_rows))              \
-    OP(mlp, forward, ROW(mlp_cuda))                                                                          \
-    OP(mlp, backward, ROW(mlp_backward_cuda))                                                                \
+    OP(linear, forward, ROW(linear_cuda_gemv_sm90) ROW(linear_cuda_gemv) ROW(linear_cuda_folded_sm90)        \
+                        ROW(linear_cuda_cublaslt) ROW(linear_cuda_general) ROW(linear_rows))                 \
+    OP(linear, backward, ROW(linear_backward_cuda_folded_sm90) ROW(linear_backward_cuda_cublaslt)            \
+                         ROW(linear_backward_cuda_general) ROW(linear_backward_rows))                        \
+    OP(linear_group, forward, ROW(linear_group_cuda_gemv_sm90) ROW(linear_group_cuda_gemv)                   \
+                              ROW(linear_group_cuda_folded_sm90) ROW(linear_group_cuda_cublaslt)             \
+                              ROW(linear_group_cuda_general) ROW(linear_group_rows))                         \
+    OP(linear_group, backward, ROW(linear_group_backward_cuda_folded_sm90)                                   \
+                               ROW(linear_group_backward_cuda_cublaslt)                                      \
+                               ROW(linear_group_backward_cuda_general) ROW(linear_group_backward_rows))      \
+    OP(mlp, forward, ROW(mlp_cuda_gemv_sm90) ROW(mlp_cuda_gemv) ROW(mlp_cuda_general))                       \
+    OP(mlp, backward, ROW(mlp_backward_cuda_gemv) ROW(mlp_backward_cuda_general))                            \
+    OP(norm_linear_group, forward, ROW(norm_linear_group_cuda_gemv_sm90) ROW(norm_linear_group_cuda_apart))  \
+    OP(norm_mlp, forward, ROW(norm_mlp_cuda_gemv_sm90) ROW(norm_mlp_cuda_apart))                             \
     OP(dora_norm, forward, ROW(dora_norm_cuda))                                                              \
     OP(add, forward, ROW(add_cuda))                                                                          \
     OP(add, backward, ROW(add_backward_cuda))                                                                \

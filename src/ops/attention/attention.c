@@ -138,9 +138,10 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__attention, softcap, "softcap", FLOAT, 0),
     {0},
 };
-static const nbl__impl *const forward_impls[] = {&nbl__attention_cpu, &nbl__attention_ref, NULL};
-static const nbl__impl *const backward_impls[] = {&nbl__attention_backward_cpu, &nbl__attention_backward_ref,
-                                                  NULL};
+#define FORWARD_ROWS(X) X(attention_cpu) X(attention_ref)
+NBL_IMPLS(forward_impls, FORWARD_ROWS);
+#define BACKWARD_ROWS(X) X(attention_backward_cpu) X(attention_backward_ref)
+NBL_IMPLS(backward_impls, BACKWARD_ROWS);
 const nbl__family nbl__attention_family = {
     "attention",
     sizeof(nbl__attention),
@@ -207,7 +208,8 @@ static const nbl__attr decode_attrs[] = {
     NBL_ATTR(nbl__attention_decode, softcap, "softcap", FLOAT, 0),
     {0},
 };
-static const nbl__impl *const decode_impls[] = {&nbl__attention_decode_cpu, &nbl__attention_decode_ref, NULL};
+#define DECODE_ROWS(X) X(attention_decode_cpu) X(attention_decode_ref)
+NBL_IMPLS(decode_impls, DECODE_ROWS);
 const nbl__family nbl__attention_decode_family = {
     "attention_decode",
     sizeof(nbl__attention_decode),

@@ -76,8 +76,7 @@ typedef struct nbl__attention_step {
 /* The attention_decode of step 3. `q` is the rotated query. */
 nbl__attention_decode nbl__attention_of_step(const nbl__attention_step *a, const nbl_tensor *q);
 
-extern const nbl__impl nbl__attention_cpu, nbl__attention_backward_cpu, nbl__attention_decode_cpu;
-extern const nbl__impl nbl__attention_ref, nbl__attention_backward_ref, nbl__attention_decode_ref;
+extern const nbl__impl nbl__attention_decode_ref;
 
 /* Checks that need the data, which infer does not read: cu_seqlens and lengths.
  * Every CPU implementation calls them first. */

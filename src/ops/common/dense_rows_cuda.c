@@ -8,12 +8,11 @@
  * Cost: each strided tensor is read and written once more. Such a row declines dense arguments. The
  * other rows of its operator decline strided ones (nbl__dense_only). */
 #include "device/cuda/cuda.h"
-#include "ops/families.h"
-
-#ifdef NIBBLE_CUDA_BUILT
+#include "device/cuda/cuda_impls.h"
 
 #include <cuda_runtime_api.h>
 
+#include "ops/families.h"
 #include "ops/attention/attention.h"
 #include "ops/linear/linear_group.h"
 #include "ops/norm/norm_rope.h"
@@ -52,11 +51,11 @@ static size_t cut_copies(const task *t, void *arguments, uint8_t *base)
 }
 
 /* The operator's first row that takes dense arguments; NULL: none. */
-static const nbl__impl *inner_of(const task *t, const void *dense)
+static const nbl__impl *inner_of(const nbl_context *ctx, const task *t, const void *dense)
 {
-    const nbl__impl *const *at = nbl__cuda_impls(op_of(t)->name);
+    const nbl__impl *const *at = nbl__cuda_impls(op_of(t));
     for (; at && *at; at++)
-        if ((*at)->can == NULL || (*at)->can(dense) == NULL) return *at;
+        if ((*at)->can == NULL || (*at)->can(ctx, dense) == NULL) return *at;
     return NULL;
 }
 
@@ -95,7 +94,7 @@ static const char *can_run(const task *t, const void *arguments)
 static size_t scratch_of(const nbl_context *ctx, const task *t, void *dense)
 {
     size_t copies = cut_copies(t, dense, NULL);
-    const nbl__impl *inner = inner_of(t, dense);
+    const nbl__impl *inner = inner_of(ctx, t, dense);
     return copies + (inner ? nbl__op_scratch(ctx, inner, dense) : 0);
 }
 
@@ -103,21 +102,22 @@ static nbl_status run(const nbl__call *call, const task *t, const void *argument
 {
     nbl__call rest = *call;
     size_t copies = cut_copies(t, dense, call->scratch);
-    const nbl__impl *inner = inner_of(t, dense);
+    const nbl__impl *inner = inner_of(call->ctx, t, dense);
     NBL_CHECK(call->ctx, inner, NBL_ERROR_UNSUPPORTED, "%s: no implementation for CUDA takes these arguments",
               call->op);
     NBL_TRY(copy_all(call, t, arguments, dense, false));
     rest.scratch += copies;
     rest.scratch_bytes -= copies;
-    rest.around = (nbl__around){0};
+    rest.kept = NULL;
     NBL_TRY(inner->run(&rest, dense));
     return copy_all(call, t, arguments, dense, true);
 }
 
 #define ROWS(name, type, op, is_backward)                                                                    \
     static const task op##_task = {&nbl__##name##_family, is_backward};                                      \
-    static const char *op##_can(const void *arguments)                                                       \
+    static const char *op##_can(const nbl_context *ctx, const void *arguments)                               \
     {                                                                                                        \
+        (void)ctx;                                                                                           \
         return can_run(&op##_task, arguments);                                                               \
     }                                                                                                        \
     static size_t op##_scratch(const nbl_context *ctx, const void *arguments)                                \
@@ -130,7 +130,6 @@ static nbl_status run(const nbl__call *call, const task *t, const void *argument
         type dense = *(const type *)arguments;                                                               \
         return run(call, &op##_task, arguments, &dense);                                                     \
     }                                                                                                        \
-    extern const nbl__impl nbl__##op##_rows;                                                                 \
     const nbl__impl nbl__##op##_rows = {#op "_rows", NBL_ISA_SCALAR, op##_can, op##_scratch, op##_run};
 
 ROWS(linear, nbl__linear, linear, false)
@@ -143,5 +142,3 @@ ROWS(attention, nbl__attention, attention, false)
 ROWS(attention, nbl__attention, attention_backward, true)
 ROWS(attention_decode, nbl__attention_decode, attention_decode, false)
 ROWS(attention_step, nbl__attention_step, attention_step, false)
-
-#endif

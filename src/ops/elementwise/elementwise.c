@@ -6,12 +6,6 @@
 
 #include "ops/families.h"
 
-#if defined(__x86_64__)
-#define NBL_X86(impl) &impl,
-#else
-#define NBL_X86(impl)
-#endif
-
 static nbl_status check_activation(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t,
                                    nbl_dtype dtype)
 {
@@ -63,9 +57,10 @@ static const nbl__slot add_slots[] = {
     {0},
 };
 static const nbl__attr add_attrs[] = {NBL_ATTR(nbl__add, dtype, "dtype", DTYPE, 0), {0}};
-static const nbl__impl *const add_impls[] = {NBL_X86(nbl__add_cpu) & nbl__add_ref, NULL};
-static const nbl__impl *const add_backward_impls[] = {NBL_X86(nbl__add_backward_cpu) & nbl__add_backward_ref,
-                                                      NULL};
+#define ADD_ROWS(X) NBL_X86(X(add_cpu)) X(add_ref)
+NBL_IMPLS(add_impls, ADD_ROWS);
+#define ADD_BACKWARD_ROWS(X) NBL_X86(X(add_backward_cpu)) X(add_backward_ref)
+NBL_IMPLS(add_backward_impls, ADD_BACKWARD_ROWS);
 const nbl__family nbl__add_family = {
     "add",
     sizeof(nbl__add),
@@ -104,9 +99,10 @@ static const nbl__slot cast_slots[] = {
     {0},
 };
 static const nbl__attr cast_attrs[] = {NBL_ATTR(nbl__cast, to, "to", DTYPE, 0), {0}};
-static const nbl__impl *const cast_impls[] = {NBL_X86(nbl__cast_cpu) & nbl__cast_ref, NULL};
-static const nbl__impl *const cast_backward_impls[] = {
-    NBL_X86(nbl__cast_backward_cpu) & nbl__cast_backward_ref, NULL};
+#define CAST_ROWS(X) NBL_X86(X(cast_cpu)) X(cast_ref)
+NBL_IMPLS(cast_impls, CAST_ROWS);
+#define CAST_BACKWARD_ROWS(X) NBL_X86(X(cast_backward_cpu)) X(cast_backward_ref)
+NBL_IMPLS(cast_backward_impls, CAST_BACKWARD_ROWS);
 const nbl__family nbl__cast_family = {
     "cast",
     sizeof(nbl__cast),
@@ -147,9 +143,10 @@ static const nbl__attr scale_attrs[] = {
     NBL_ATTR(nbl__scale, factor, "factor", FLOAT, 1),
     {0},
 };
-static const nbl__impl *const scale_impls[] = {NBL_X86(nbl__scale_cpu) & nbl__scale_ref, NULL};
-static const nbl__impl *const scale_backward_impls[] = {
-    NBL_X86(nbl__scale_backward_cpu) & nbl__scale_backward_ref, NULL};
+#define SCALE_ROWS(X) NBL_X86(X(scale_cpu)) X(scale_ref)
+NBL_IMPLS(scale_impls, SCALE_ROWS);
+#define SCALE_BACKWARD_ROWS(X) NBL_X86(X(scale_backward_cpu)) X(scale_backward_ref)
+NBL_IMPLS(scale_backward_impls, SCALE_BACKWARD_ROWS);
 const nbl__family nbl__scale_family = {
     "scale",
     sizeof(nbl__scale),
@@ -196,9 +193,10 @@ static const nbl__attr gated_attrs[] = {
     NBL_ATTR_OF_WORDS(nbl__gated, act, "act", nbl__act_words),
     {0},
 };
-static const nbl__impl *const gated_impls[] = {NBL_X86(nbl__gated_cpu) & nbl__gated_ref, NULL};
-static const nbl__impl *const gated_backward_impls[] = {
-    NBL_X86(nbl__gated_backward_cpu) & nbl__gated_backward_ref, NULL};
+#define GATED_ROWS(X) NBL_X86(X(gated_cpu)) X(gated_ref)
+NBL_IMPLS(gated_impls, GATED_ROWS);
+#define GATED_BACKWARD_ROWS(X) NBL_X86(X(gated_backward_cpu)) X(gated_backward_ref)
+NBL_IMPLS(gated_backward_impls, GATED_BACKWARD_ROWS);
 const nbl__family nbl__gated_family = {
     "gated",
     sizeof(nbl__gated),
@@ -245,7 +243,8 @@ static const nbl__slot finite_slots[] = {
     {0},
 };
 static const nbl__attr finite_attrs[] = {{0}};
-static const nbl__impl *const finite_impls[] = {&nbl__check_finite_cpu, &nbl__check_finite_ref, NULL};
+#define FINITE_ROWS(X) X(check_finite_cpu) X(check_finite_ref)
+NBL_IMPLS(finite_impls, FINITE_ROWS);
 const nbl__family nbl__check_finite_family = {"check_finite",
                                               sizeof(nbl__finite),
                                               finite_slots,

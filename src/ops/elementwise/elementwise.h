@@ -77,11 +77,4 @@ nbl_status nbl__check_finite(nbl_context *ctx, const char *what, const char *nam
 /* The same search without the failure. */
 nbl_status nbl__find_non_finite(nbl_context *ctx, const nbl_tensor *t, int64_t *first, int64_t *count);
 
-extern const nbl__impl nbl__add_ref, nbl__cast_ref, nbl__scale_ref, nbl__check_finite_ref;
-extern const nbl__impl nbl__add_backward_ref, nbl__cast_backward_ref, nbl__scale_backward_ref;
-extern const nbl__impl nbl__gated_ref, nbl__gated_backward_ref;
-extern const nbl__impl nbl__add_cpu, nbl__cast_cpu, nbl__scale_cpu, nbl__check_finite_cpu;
-extern const nbl__impl nbl__add_backward_cpu, nbl__cast_backward_cpu, nbl__scale_backward_cpu;
-extern const nbl__impl nbl__gated_cpu, nbl__gated_backward_cpu;
-
 #endif

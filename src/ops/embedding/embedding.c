@@ -67,9 +67,10 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__embedding, accumulate, "accumulate", FLAG, 0),
     {0},
 };
-static const nbl__impl *const forward_impls[] = {&nbl__embedding_cpu, &nbl__embedding_ref, NULL};
-static const nbl__impl *const backward_impls[] = {&nbl__embedding_backward_cpu, &nbl__embedding_backward_ref,
-                                                  NULL};
+#define FORWARD_ROWS(X) X(embedding_cpu) X(embedding_ref)
+NBL_IMPLS(forward_impls, FORWARD_ROWS);
+#define BACKWARD_ROWS(X) X(embedding_backward_cpu) X(embedding_backward_ref)
+NBL_IMPLS(backward_impls, BACKWARD_ROWS);
 const nbl__family nbl__embedding_family = {
     "embedding",
     sizeof(nbl__embedding),

@@ -269,8 +269,9 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
     return launched(call);
 }
 
-const char *can_backward(const void *arguments)
+const char *can_backward(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__embedding *a = static_cast<const nbl__embedding *>(arguments);
     if (nbl__tensor_elements(&a->ids) >= NEVER) return "more than 2^31 - 2^23 ids";
     return ceil_div(a->w.shape[1], THREADS) > 65535 ? "more than 2^23 columns" : nullptr;

@@ -30,7 +30,4 @@ typedef struct nbl__embedding {
 nbl_status nbl__embedding_check_ids(nbl_context *ctx, const char *op, const nbl_tensor *ids,
                                     int64_t vocabulary);
 
-extern const nbl__impl nbl__embedding_ref, nbl__embedding_backward_ref;
-extern const nbl__impl nbl__embedding_cpu, nbl__embedding_backward_cpu;
-
 #endif

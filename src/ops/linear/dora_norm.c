@@ -44,7 +44,8 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__dora_norm, scale, "scale", FLOAT, 1),
     {0},
 };
-static const nbl__impl *const impls[] = {&nbl__dora_norm_cpu, &nbl__dora_norm_ref, NULL};
+#define ROWS(X) X(dora_norm_cpu) X(dora_norm_ref)
+NBL_IMPLS(impls, ROWS);
 const nbl__family nbl__dora_norm_family = {
     "dora_norm", sizeof(nbl__dora_norm), slots, attrs, {"dora_norm", infer, impls}, {0},
 };

@@ -24,6 +24,4 @@ typedef struct nbl__dora_norm {
     nbl_tensor w_norm2_out; /* f32 [out], only if w_norm2 is absent; its memory is optional */
 } nbl__dora_norm;
 
-extern const nbl__impl nbl__dora_norm_cpu, nbl__dora_norm_ref;
-
 #endif

@@ -8,6 +8,7 @@
 
 #include "base/philox.h"
 #include "ops/families.h"
+#include "ops/linear/cpu/linear_rows.h"
 
 bool nbl__dropout_keeps(uint64_t seed, float dropout, int64_t index)
 {
@@ -179,8 +180,12 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__linear, accumulate, "accumulate", FLAG, 0),
     {0},
 };
-static const nbl__impl *const forward_impls[] = {&nbl__linear_cpu, &nbl__linear_ref, NULL};
-static const nbl__impl *const backward_impls[] = {&nbl__linear_backward_cpu, &nbl__linear_backward_ref, NULL};
+NBL_LINEAR_ROWS(NBL_LINEAR_ROW_DECLARATION, linear, forward)
+NBL_LINEAR_ROWS(NBL_LINEAR_ROW_DECLARATION, linear_backward, backward)
+static const nbl__impl *const forward_impls[] = {
+    NBL_LINEAR_ROWS(NBL_LINEAR_ROW_ADDRESS, linear, forward) & nbl__linear_ref, NULL};
+static const nbl__impl *const backward_impls[] = {
+    NBL_LINEAR_ROWS(NBL_LINEAR_ROW_ADDRESS, linear_backward, backward) & nbl__linear_backward_ref, NULL};
 const nbl__family nbl__linear_family = {
     "linear",
     sizeof(nbl__linear),

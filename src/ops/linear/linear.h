@@ -34,7 +34,6 @@
 /* The struct of arguments is public: nibble.h documents its fields. */
 typedef nbl_linear nbl__linear;
 
-extern const nbl__impl nbl__linear_cpu, nbl__linear_backward_cpu;
 extern const nbl__impl nbl__linear_ref, nbl__linear_backward_ref;
 
 /* Checks a linear layer and sets the dtypes and shapes of its outputs. For every

@@ -2,6 +2,7 @@
 #include "ops/linear/linear_group.h"
 
 #include "ops/families.h"
+#include "ops/linear/cpu/linear_rows.h"
 
 void nbl__linear_group_spread(const nbl__linear_group *group, nbl__linear members[NBL_MAX_GROUP])
 {
@@ -133,9 +134,13 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__linear_group, members[0].accumulate, "accumulate", FLAG, 0),
     {0},
 };
-static const nbl__impl *const forward_impls[] = {&nbl__linear_group_cpu, &nbl__linear_group_ref, NULL};
-static const nbl__impl *const backward_impls[] = {&nbl__linear_group_backward_cpu,
-                                                  &nbl__linear_group_backward_ref, NULL};
+NBL_LINEAR_ROWS(NBL_LINEAR_ROW_DECLARATION, linear_group, forward)
+NBL_LINEAR_ROWS(NBL_LINEAR_ROW_DECLARATION, linear_group_backward, backward)
+static const nbl__impl *const forward_impls[] = {
+    NBL_LINEAR_ROWS(NBL_LINEAR_ROW_ADDRESS, linear_group, forward) & nbl__linear_group_ref, NULL};
+static const nbl__impl *const backward_impls[] = {
+    NBL_LINEAR_ROWS(NBL_LINEAR_ROW_ADDRESS, linear_group_backward, backward) & nbl__linear_group_backward_ref,
+    NULL};
 const nbl__family nbl__linear_group_family = {
     "linear_group",
     sizeof(nbl__linear_group),

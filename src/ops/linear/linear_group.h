@@ -24,7 +24,6 @@ typedef struct nbl__linear_group {
     nbl__linear members[NBL_MAX_GROUP];
 } nbl__linear_group;
 
-extern const nbl__impl nbl__linear_group_cpu, nbl__linear_group_backward_cpu;
 extern const nbl__impl nbl__linear_group_ref, nbl__linear_group_backward_ref;
 
 /* Copies the members, with the shared arguments filled in, so that each is a

@@ -2,6 +2,7 @@
 #include "ops/linear/mlp.h"
 
 #include "ops/families.h"
+#include "ops/linear/cpu/linear_rows.h"
 
 int64_t nbl__mlp_chunks(const nbl__mlp *a)
 {
@@ -161,8 +162,12 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__mlp, keep, "keep", FLAG, 0),
     {0},
 };
-static const nbl__impl *const forward_impls[] = {&nbl__mlp_cpu, &nbl__mlp_ref, NULL};
-static const nbl__impl *const backward_impls[] = {&nbl__mlp_backward_cpu, &nbl__mlp_backward_ref, NULL};
+NBL_LINEAR_ROWS(NBL_LINEAR_ROW_DECLARATION, mlp, forward)
+NBL_LINEAR_ROWS(NBL_LINEAR_ROW_DECLARATION, mlp_backward, backward)
+static const nbl__impl *const forward_impls[] = {
+    NBL_LINEAR_ROWS(NBL_LINEAR_ROW_ADDRESS, mlp, forward) & nbl__mlp_ref, NULL};
+static const nbl__impl *const backward_impls[] = {
+    NBL_LINEAR_ROWS(NBL_LINEAR_ROW_ADDRESS, mlp_backward, backward) & nbl__mlp_backward_ref, NULL};
 const nbl__family nbl__mlp_family = {
     "mlp",
     sizeof(nbl__mlp),

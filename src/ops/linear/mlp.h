@@ -34,7 +34,6 @@ typedef struct nbl__mlp {
     nbl_tensor gate_out, up_out; /* f32 [tokens, inner], outputs of gate and up */
 } nbl__mlp;
 
-extern const nbl__impl nbl__mlp_cpu, nbl__mlp_backward_cpu;
 extern const nbl__impl nbl__mlp_ref, nbl__mlp_backward_ref;
 
 /* The number of chunks, at least 1: without tokens backward still writes the

@@ -138,9 +138,10 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__cross_entropy, grad_in_forward, "early", FLAG, 0),
     {0},
 };
-static const nbl__impl *const forward_impls[] = {&nbl__cross_entropy_cpu, &nbl__cross_entropy_ref, NULL};
-static const nbl__impl *const backward_impls[] = {&nbl__cross_entropy_backward_cpu,
-                                                  &nbl__cross_entropy_backward_ref, NULL};
+#define FORWARD_ROWS(X) X(cross_entropy_cpu) X(cross_entropy_ref)
+NBL_IMPLS(forward_impls, FORWARD_ROWS);
+#define BACKWARD_ROWS(X) X(cross_entropy_backward_cpu) X(cross_entropy_backward_ref)
+NBL_IMPLS(backward_impls, BACKWARD_ROWS);
 const nbl__family nbl__cross_entropy_family = {
     "cross_entropy",
     sizeof(nbl__cross_entropy),

@@ -383,8 +383,9 @@ nbl_status run(const nbl__call *call, const nbl__cross_entropy *a, bool backward
     return launched(call);
 }
 
-const char *can(const void *arguments)
+const char *can(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__cross_entropy *a = static_cast<const nbl__cross_entropy *>(arguments);
     return a->w.shape[0] > 1 << 30 ? "more than 2^30 words" : nullptr;
 }

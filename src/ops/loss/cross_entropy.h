@@ -55,9 +55,6 @@ typedef struct nbl__cross_entropy {
     nbl_tensor dx_in_forward; /* f32, like x: dx for dloss = 1 */
 } nbl__cross_entropy;
 
-extern const nbl__impl nbl__cross_entropy_ref, nbl__cross_entropy_backward_ref;
-extern const nbl__impl nbl__cross_entropy_cpu, nbl__cross_entropy_backward_cpu;
-
 /* Writes the indices of the trained tokens, in order, to rows [tokens]. A label
  * out of range is an error that names its value and index. A denominator that is
  * negative or not finite is an error, too. */

@@ -136,14 +136,14 @@ static nbl_status multiply(const pass *p, void (*make)(const pass *, product *))
 {
     product it;
     make(p, &it);
-    return nbl__gemm(p->ctx, &it.product, 1, p->gemm);
+    return nbl__gemm(p->ctx, nbl__gemm_best(p->ctx), &it.product, 1, p->gemm);
 }
 
 static size_t product_scratch(const nbl_context *ctx, const pass *p, void (*make)(const pass *, product *))
 {
     product it;
     make(p, &it);
-    return nbl__gemm_scratch(ctx, &it.product, 1);
+    return nbl__gemm_scratch(ctx, nbl__gemm_best(ctx), &it.product, 1);
 }
 
 /* ---- scratch ---- */

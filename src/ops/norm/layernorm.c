@@ -58,16 +58,13 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__layernorm, accumulate, "accumulate", FLAG, 0),
     {0},
 };
-static const nbl__impl *const forward_impls[] = {
-#if defined(__x86_64__)
-    &nbl__layernorm_avx512, &nbl__layernorm_avx2,
-#endif
-    &nbl__layernorm_ref, NULL};
-static const nbl__impl *const backward_impls[] = {
-#if defined(__x86_64__)
-    &nbl__layernorm_backward_avx512, &nbl__layernorm_backward_avx2,
-#endif
-    &nbl__layernorm_backward_ref, NULL};
+#define FORWARD_ROWS(X) NBL_X86(X(layernorm_avx512)) NBL_X86(X(layernorm_avx2)) X(layernorm_ref)
+NBL_IMPLS(forward_impls, FORWARD_ROWS);
+#define BACKWARD_ROWS(X)                                                                                     \
+    NBL_X86(X(layernorm_backward_avx512))                                                                    \
+    NBL_X86(X(layernorm_backward_avx2))                                                                      \
+    X(layernorm_backward_ref)
+NBL_IMPLS(backward_impls, BACKWARD_ROWS);
 const nbl__family nbl__layernorm_family = {
     "layernorm",
     sizeof(nbl__layernorm),

@@ -20,8 +20,4 @@ typedef struct nbl__layernorm {
     bool accumulate;          /* backward adds to dw and dbias instead of writing them */
 } nbl__layernorm;
 
-extern const nbl__impl nbl__layernorm_ref, nbl__layernorm_backward_ref;
-extern const nbl__impl nbl__layernorm_avx2, nbl__layernorm_backward_avx2;
-extern const nbl__impl nbl__layernorm_avx512, nbl__layernorm_backward_avx512;
-
 #endif

@@ -225,8 +225,9 @@ template <bool BACKWARD> nbl_status run(const nbl__call *call, const void *argum
     return launched(call);
 }
 
-template <bool BACKWARD> const char *can(const void *arguments)
+template <bool BACKWARD> const char *can(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__norm_rope *a = static_cast<const nbl__norm_rope *>(arguments);
     const char *why = nbl__dense_only(&nbl__norm_rope_family, BACKWARD, arguments);
     if (why) return why;

@@ -65,16 +65,13 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__rmsnorm, accumulate, "accumulate", FLAG, 0),
     {0},
 };
-static const nbl__impl *const forward_impls[] = {
-#if defined(__x86_64__)
-    &nbl__rmsnorm_avx512, &nbl__rmsnorm_avx2,
-#endif
-    &nbl__rmsnorm_ref, NULL};
-static const nbl__impl *const backward_impls[] = {
-#if defined(__x86_64__)
-    &nbl__rmsnorm_backward_avx512, &nbl__rmsnorm_backward_avx2,
-#endif
-    &nbl__rmsnorm_backward_ref, NULL};
+#define FORWARD_ROWS(X) NBL_X86(X(rmsnorm_avx512)) NBL_X86(X(rmsnorm_avx2)) X(rmsnorm_ref)
+NBL_IMPLS(forward_impls, FORWARD_ROWS);
+#define BACKWARD_ROWS(X)                                                                                     \
+    NBL_X86(X(rmsnorm_backward_avx512))                                                                      \
+    NBL_X86(X(rmsnorm_backward_avx2))                                                                        \
+    X(rmsnorm_backward_ref)
+NBL_IMPLS(backward_impls, BACKWARD_ROWS);
 const nbl__family nbl__rmsnorm_family = {
     "rmsnorm",
     sizeof(nbl__rmsnorm),

@@ -2,8 +2,6 @@
 #include "ops/norm/norm.cuh"
 
 extern "C" {
-#include "ops/gemv/cuda/gemv_cuda.h"
-#include "ops/linear/cuda/linear_cuda.h"
 #include "ops/norm/rmsnorm.h"
 }
 
@@ -27,10 +25,6 @@ static norm_call call_of(const nbl__rmsnorm *a)
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     const nbl__rmsnorm *a = static_cast<const nbl__rmsnorm *>(arguments);
-    nbl__gemv_one one;
-    if (call->around.after.op &&
-        nbl__cuda_norm_joins(call->op, a, call->around.after.op->name, call->around.after.arguments, &one))
-        return NBL_OK; /* who comes next does it */
     norm_call c = call_of(a);
     c.sum = a->residual_out.data;
     c.y = a->y.data;

@@ -34,7 +34,5 @@ static inline nbl__rmsnorm nbl__rmsnorm_from_sum(const nbl__rmsnorm *a)
 }
 
 extern const nbl__impl nbl__rmsnorm_ref, nbl__rmsnorm_backward_ref;
-extern const nbl__impl nbl__rmsnorm_avx2, nbl__rmsnorm_backward_avx2;
-extern const nbl__impl nbl__rmsnorm_avx512, nbl__rmsnorm_backward_avx512;
 
 #endif

@@ -73,7 +73,8 @@ static nbl_status infer(nbl_context *ctx, void *arguments)
 
 static const nbl__slot no_slots[] = {{0}};
 static const nbl__attr no_attrs[] = {{0}};
-static const nbl__impl *const impls[] = {&nbl__adamw_cpu, &nbl__adamw_ref, NULL};
+#define ROWS(X) X(adamw_cpu) X(adamw_ref)
+NBL_IMPLS(impls, ROWS);
 const nbl__family nbl__adamw_family = {
     "adamw", sizeof(nbl__adamw), no_slots, no_attrs, {"adamw", infer, impls}, {0},
 };

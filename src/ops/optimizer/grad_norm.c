@@ -21,7 +21,8 @@ static nbl_status infer(nbl_context *ctx, void *arguments)
 
 static const nbl__slot no_slots[] = {{0}};
 static const nbl__attr no_attrs[] = {{0}};
-static const nbl__impl *const impls[] = {&nbl__grad_norm_cpu, &nbl__grad_norm_ref, NULL};
+#define ROWS(X) X(grad_norm_cpu) X(grad_norm_ref)
+NBL_IMPLS(impls, ROWS);
 const nbl__family nbl__grad_norm_family = {
     "grad_norm", sizeof(nbl__grad_norm), no_slots, no_attrs, {"grad_norm", infer, impls}, {0},
 };

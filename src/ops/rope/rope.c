@@ -38,11 +38,8 @@ static const nbl__attr table_attrs[] = {
     NBL_ATTR(nbl__rope_table, rope.max_position_embeddings, "max_position_embeddings", INT, 0),
     {0},
 };
-static const nbl__impl *const table_impls[] = {
-#if defined(__x86_64__)
-    &nbl__rope_table_avx512, &nbl__rope_table_avx2,
-#endif
-    &nbl__rope_table_ref, NULL};
+#define TABLE_ROWS(X) NBL_X86(X(rope_table_avx512)) NBL_X86(X(rope_table_avx2)) X(rope_table_ref)
+NBL_IMPLS(table_impls, TABLE_ROWS);
 const nbl__family nbl__rope_table_family = {
     "rope_table", sizeof(nbl__rope_table), table_slots, table_attrs, {"rope_table", infer_table, table_impls},
     {0},
@@ -113,16 +110,13 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__rope_apply, rope.max_position_embeddings, "max_position_embeddings", INT, 0),
     {0},
 };
-static const nbl__impl *const forward_impls[] = {
-#if defined(__x86_64__)
-    &nbl__rope_avx512, &nbl__rope_avx2,
-#endif
-    &nbl__rope_ref, NULL};
-static const nbl__impl *const backward_impls[] = {
-#if defined(__x86_64__)
-    &nbl__rope_backward_avx512, &nbl__rope_backward_avx2,
-#endif
-    &nbl__rope_backward_ref, NULL};
+#define FORWARD_ROWS(X) NBL_X86(X(rope_avx512)) NBL_X86(X(rope_avx2)) X(rope_ref)
+NBL_IMPLS(forward_impls, FORWARD_ROWS);
+#define BACKWARD_ROWS(X)                                                                                     \
+    NBL_X86(X(rope_backward_avx512))                                                                         \
+    NBL_X86(X(rope_backward_avx2))                                                                           \
+    X(rope_backward_ref)
+NBL_IMPLS(backward_impls, BACKWARD_ROWS);
 const nbl__family nbl__rope_family = {
     "rope",
     sizeof(nbl__rope_apply),

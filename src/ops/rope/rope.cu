@@ -63,8 +63,9 @@ nbl_status run_table(const nbl__call *call, const void *arguments)
     return launched(call);
 }
 
-const char *can_table(const void *arguments)
+const char *can_table(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__rope_table *a = static_cast<const nbl__rope_table *>(arguments);
     return a->rope.rotary_dim / 2 > MAX_FREQUENCIES ? "rotary_dim is above 1024" : nullptr;
 }
@@ -226,8 +227,9 @@ nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_ten
     return launched(call);
 }
 
-const char *can_rotate(const void *arguments)
+const char *can_rotate(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__rope_apply *a = static_cast<const nbl__rope_apply *>(arguments);
     int64_t half = nbl__rope_dim(&a->rope, nbl__last(&a->x)) / 2;
     if (a->x.shape[a->x.rank - 2] * nbl__last(&a->x) > INT32_MAX)

@@ -81,8 +81,6 @@ static inline int64_t nbl__token_stride(const nbl_tensor *t)
     return t->row_stride ? t->row_stride : t->shape[t->rank - 2] * t->shape[t->rank - 1];
 }
 
-extern const nbl__impl nbl__rope_table_ref, nbl__rope_ref, nbl__rope_backward_ref;
-extern const nbl__impl nbl__rope_table_avx2, nbl__rope_avx2, nbl__rope_backward_avx2;
-extern const nbl__impl nbl__rope_table_avx512, nbl__rope_avx512, nbl__rope_backward_avx512;
+extern const nbl__impl nbl__rope_ref, nbl__rope_backward_ref;
 
 #endif

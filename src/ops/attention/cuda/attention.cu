@@ -293,8 +293,9 @@ unsigned blocks_for(int64_t warps)
 }
 
 /* More than a grid holds, or than positions in 32 bits. */
-template <bool BACKWARD> const char *can_run(const void *arguments)
+template <bool BACKWARD> const char *can_run(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
     const char *why = nbl__dense_only(&nbl__attention_family, BACKWARD, arguments);
     if (why) return why;

@@ -48,10 +48,10 @@ struct pass {
 
 /* ---- the operator ---- */
 
-const char *can_run(const void *arguments)
+const char *can_run(const nbl_context *ctx, const void *arguments)
 {
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
-    return a->q.shape[2] > 128 ? "heads of more than 128" : nbl__attention_backward_mma.can(arguments);
+    return a->q.shape[2] > 128 ? "heads of more than 128" : nbl__attention_backward_mma.can(ctx, arguments);
 }
 
 nbl_status run_backward(const nbl__call *call, const void *arguments)

@@ -237,8 +237,9 @@ int split_of(const nbl__attention_decode *a)
 static_assert(shape<float, 16, 1, 1>::SPLIT == shape<float, 32, 1, 1>::SPLIT &&
               shape<float, 16, 1, 1>::SPLIT == shape<float, 32, 2, 1>::SPLIT);
 
-const char *can_run(const void *arguments)
+const char *can_run(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__attention_decode *a = static_cast<const nbl__attention_decode *>(arguments);
     const char *why = nbl__dense_only(&nbl__attention_decode_family, false, arguments);
     if (why) return why;

@@ -371,8 +371,9 @@ __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
 
 /* ---- the two operators ---- */
 
-template <bool BACKWARD> const char *can_run(const void *arguments)
+template <bool BACKWARD> const char *can_run(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
     const char *why = nbl__dense_only(&nbl__attention_family, BACKWARD, arguments);
     if (why) return why;

@@ -185,10 +185,10 @@ __global__ void __launch_bounds__(forward_shape<WIDE>::THREADS, 1)
 
 /* ---- the operator ---- */
 
-const char *can_run(const void *arguments)
+const char *can_run(const nbl_context *ctx, const void *arguments)
 {
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
-    return a->q.shape[2] > 128 ? "heads of more than 128" : nbl__attention_mma.can(arguments);
+    return a->q.shape[2] > 128 ? "heads of more than 128" : nbl__attention_mma.can(ctx, arguments);
 }
 
 template <typename T, int WIDE, bool BENT>

@@ -322,8 +322,9 @@ step_problem problem_of(const nbl__attention_step *a)
     return p;
 }
 
-const char *can_fast(const void *arguments)
+const char *can_fast(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__attention_step *a = static_cast<const nbl__attention_step *>(arguments);
     const char *why = nbl__dense_only(&nbl__attention_step_family, false, arguments);
     int64_t size = a->q.shape[2];
@@ -397,12 +398,13 @@ nbl_status run_fast(const nbl__call *call, const void *arguments)
     return launched(call);
 }
 
-const char *can_general(const void *arguments)
+const char *can_general(const nbl_context *ctx, const void *arguments)
 {
+    (void)ctx;
     const nbl__attention_step *a = static_cast<const nbl__attention_step *>(arguments);
     const char *why = nbl__dense_only(&nbl__attention_step_family, false, arguments);
     nbl__attention_decode decode = nbl__attention_of_step(a, &a->q);
-    return why ? why : nbl__attention_decode_cuda.can(&decode);
+    return why ? why : nbl__attention_decode_cuda.can(ctx, &decode);
 }
 
 } // namespace

@@ -250,25 +250,26 @@ static int batch_of(const nbl__product *products, int count)
     return taken;
 }
 
-size_t nbl__gemm_scratch(const nbl_context *ctx, const nbl__product *products, int count)
+size_t nbl__gemm_scratch(const nbl_context *ctx, nbl__gemm_way way, const nbl__product *products, int count)
 {
     size_t max = 0;
     for (int taken; count > 0 && (taken = batch_of(products, count)) > 0; products += taken, count -= taken) {
         nbl__cut cut = {0};
         arrays room;
         gemm_plan plan;
-        nbl__gemm_make_plan(ctx, products, taken, &cut, &room, &plan);
+        nbl__gemm_make_plan(ctx, way, products, taken, &cut, &room, &plan);
         if (cut.used > max) max = cut.used;
     }
     return max;
 }
 
-static nbl_status run_batch(nbl_context *ctx, const nbl__product *products, int count, void *scratch)
+static nbl_status run_batch(nbl_context *ctx, nbl__gemm_way way, const nbl__product *products, int count,
+                            void *scratch)
 {
     nbl__cut cut = {scratch, 0};
     arrays room;
     gemm_plan plan;
-    nbl__gemm_make_plan(ctx, products, count, &cut, &room, &plan);
+    nbl__gemm_make_plan(ctx, way, products, count, &cut, &room, &plan);
     for (plan.window = 0; plan.window < plan.windows; plan.window++) {
         for (plan.stage = 0; plan.stage < STAGES; plan.stage++) {
             int64_t packs = 0;
@@ -280,13 +281,14 @@ static nbl_status run_batch(nbl_context *ctx, const nbl__product *products, int 
     return NBL_OK;
 }
 
-nbl_status nbl__gemm(nbl_context *ctx, const nbl__product *products, int count, void *scratch)
+nbl_status nbl__gemm(nbl_context *ctx, nbl__gemm_way way, const nbl__product *products, int count,
+                     void *scratch)
 {
     while (count > 0) {
         int taken = batch_of(products, count);
         NBL_CHECK(ctx, taken > 0, NBL_ERROR_INTERNAL, "gemm: a product of %d terms, at most %d are possible",
                   products->term_count, MAX_TERMS);
-        NBL_TRY(run_batch(ctx, products, taken, scratch));
+        NBL_TRY(run_batch(ctx, way, products, taken, scratch));
         products += taken;
         count -= taken;
     }

@@ -13,8 +13,8 @@
  * Packing: operands are copied into panels in the order in which the kernel reads
  * them (gemm_kernels.h). A packed weight is dequantized there: it never exists as
  * a whole. f32 and f16 arithmetic use panels of f32, machines that multiply bf16
- * use pairs of bf16. Products with at most 8 rows read the weight directly
- * (gemv.h).
+ * use pairs of bf16. Products with at most 8 rows can read the weight directly
+ * (nbl__gemm_way).
  *
  * Determinism: each sum runs over terms and k in one order, and is never split
  * between threads. The bits of C depend on the arguments and the instruction set
@@ -72,15 +72,27 @@ typedef struct nbl__product {
     int stage;       /* 0 or 1; 1 may read, as A, results of stage 0 with as many rows */
 } nbl__product;
 
+/* How a call is computed. */
+typedef struct nbl__gemm_way {
+    nbl_isa isa; /* micro-kernels of this instruction set or a lower one */
+    bool gemv;   /* products with at most 8 rows read the weight directly (gemv.h) */
+} nbl__gemm_way;
+/* The fastest: all that the context has. */
+static inline nbl__gemm_way nbl__gemm_best(const nbl_context *ctx)
+{
+    return (nbl__gemm_way){nbl__isa(ctx), true};
+}
+
 /* Bytes of scratch for one call with these products, or with smaller k or fewer
  * terms. Depends on sizes and dtypes. Data pointers do not matter, except that
  * operands with equal `a.data` (not NULL) and `a.pick` are packed once.
  *
  * A is packed 512 rows at a time: about 512·k floats (panels of split f32: half as
  * much again), and 0.5 to 1.7 MB per thread. */
-size_t nbl__gemm_scratch(const nbl_context *ctx, const nbl__product *products, int count);
+size_t nbl__gemm_scratch(const nbl_context *ctx, nbl__gemm_way way, const nbl__product *products, int count);
 /* Runs the products. `scratch` is aligned to 64 bytes. Error: NBL_ERROR_INTERNAL
  * if one product has more terms than MAX_TERMS (gemm_plan.h). */
-nbl_status nbl__gemm(nbl_context *ctx, const nbl__product *products, int count, void *scratch);
+nbl_status nbl__gemm(nbl_context *ctx, nbl__gemm_way way, const nbl__product *products, int count,
+                     void *scratch);
 
 #endif

@@ -72,7 +72,13 @@ NBL_TARGET_AMX static void run(const nbl__block *block)
     _tile_release();
 }
 
+static bool suits(nbl_dtype compute, int64_t m)
+{
+    (void)m;
+    return compute == NBL_DTYPE_BF16;
+}
+
 const nbl__kernel nbl__gemm_bf16_32x32_amx = {
-    "gemm_bf16_32x32_amx", NBL_PANEL_TILES, ROWS, K_STEP, 1024, true, run};
+    "gemm_bf16_32x32_amx", NBL_PANEL_TILES, ROWS, K_STEP, 1024, true, run, NBL_ISA_AMX, suits};
 
 #endif

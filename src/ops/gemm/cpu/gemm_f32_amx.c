@@ -105,7 +105,13 @@ NBL_TARGET_AMX static void run(const nbl__block *block)
     _tile_release();
 }
 
+/* Up to 32 rows, splitting B into three parts costs more than AMX saves. */
+static bool suits(nbl_dtype compute, int64_t m)
+{
+    return compute != NBL_DTYPE_BF16 && m > 32;
+}
+
 const nbl__kernel nbl__gemm_f32_32x32_amx = {
-    "gemm_f32_32x32_amx", NBL_PANEL_SPLIT, ROWS, K_STEP, 640, true, run};
+    "gemm_f32_32x32_amx", NBL_PANEL_SPLIT, ROWS, K_STEP, 640, true, run, NBL_ISA_AMX, suits};
 
 #endif

@@ -71,6 +71,7 @@ static void run(const nbl__block *block)
         }
 }
 
-const nbl__kernel nbl__gemm_f32_6x16_avx2 = {"gemm_f32_6x16_avx2", NBL_PANEL_F32, ROWS, 1, 320, false, run};
+const nbl__kernel nbl__gemm_f32_6x16_avx2 = {"gemm_f32_6x16_avx2", NBL_PANEL_F32, ROWS, 1, 320, false, run,
+                                             NBL_ISA_AVX2,         NULL};
 
 #endif

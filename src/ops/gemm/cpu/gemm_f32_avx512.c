@@ -22,6 +22,6 @@
 #include "ops/gemm/cpu/gemm_14x32_avx512.inc"
 
 const nbl__kernel nbl__gemm_f32_14x32_avx512 = {
-    "gemm_f32_14x32_avx512", NBL_PANEL_F32, ROWS, 1, 320, false, run};
+    "gemm_f32_14x32_avx512", NBL_PANEL_F32, ROWS, 1, 320, false, run, NBL_ISA_AVX512, NULL};
 
 #endif

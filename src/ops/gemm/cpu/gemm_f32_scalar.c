@@ -27,22 +27,17 @@ static void run(const nbl__block *block)
         }
 }
 
-const nbl__kernel nbl__gemm_f32_4x16_scalar = {"gemm_f32_4x16_scalar", NBL_PANEL_F32, 4, 1, 320, false, run};
+const nbl__kernel nbl__gemm_f32_4x16_scalar = {"gemm_f32_4x16_scalar", NBL_PANEL_F32, 4, 1, 320, false, run,
+                                               NBL_ISA_SCALAR,         NULL};
 
 const nbl__kernel *nbl__kernel_for(nbl_isa isa, nbl_dtype compute, int64_t m)
 {
-#if defined(__x86_64__)
-    if (compute == NBL_DTYPE_BF16 && isa >= NBL_ISA_AMX) return &nbl__gemm_bf16_32x32_amx;
-    /* vdpbf16ps does twice the products of an f32 fma. AMD runs it at the fma's rate, Intel once in
-     * two cycles. */
-    if (compute == NBL_DTYPE_BF16 && isa >= NBL_ISA_AVX512BF16 && __builtin_cpu_is("amd"))
-        return &nbl__gemm_bf16_14x32_avx512bf16;
-    /* Up to 32 rows, splitting B into three parts costs more than AMX saves. */
-    if (compute != NBL_DTYPE_BF16 && isa >= NBL_ISA_AMX && m > 32) return &nbl__gemm_f32_32x32_amx;
-    if (isa >= NBL_ISA_AVX512) return &nbl__gemm_f32_14x32_avx512;
-    if (isa >= NBL_ISA_AVX2) return &nbl__gemm_f32_6x16_avx2;
-#else
-    (void)isa, (void)compute, (void)m;
-#endif
-    return &nbl__gemm_f32_4x16_scalar;
+    static const nbl__kernel *const kernels[] = {
+#define ADDRESS(name) &nbl__##name,
+        NBL_GEMM_KERNELS(ADDRESS)
+#undef ADDRESS
+    };
+    const nbl__kernel *const *it = kernels;
+    while ((*it)->needs > isa || ((*it)->suits && !(*it)->suits(compute, m))) it++;
+    return *it; /* the last one takes everything */
 }

@@ -56,9 +56,25 @@ typedef struct nbl__kernel {
     int k_block; /* max length of a block of k; a multiple of 64 */
     bool padded; /* panels always have `rows` rows */
     void (*run)(const nbl__block *block);
+    nbl_isa needs;
+    bool (*suits)(nbl_dtype compute, int64_t m); /* is it worth it? NULL: for every dtype and m */
 } nbl__kernel;
 
-/* The kernel for m rows of A, by instruction set and compute dtype. Never NULL. */
+/* All kernels, best first. A new one needs its file and a line here. */
+#define NBL_GEMM_KERNELS(X)                                                                                  \
+    NBL_X86(X(gemm_bf16_32x32_amx))                                                                          \
+    NBL_X86(X(gemm_bf16_14x32_avx512bf16))                                                                   \
+    NBL_X86(X(gemm_f32_32x32_amx))                                                                           \
+    NBL_X86(X(gemm_f32_14x32_avx512))                                                                        \
+    NBL_X86(X(gemm_f32_6x16_avx2))                                                                           \
+    X(gemm_f32_4x16_scalar)
+
+#define KERNEL_DECLARATION(name) extern const nbl__kernel nbl__##name;
+NBL_GEMM_KERNELS(KERNEL_DECLARATION)
+#undef KERNEL_DECLARATION
+
+/* The first kernel of the list that the instruction set has and that suits the compute dtype
+ * and m rows of A. Never NULL. */
 const nbl__kernel *nbl__kernel_for(nbl_isa isa, nbl_dtype compute, int64_t m);
 
 /* Max bytes per element of a panel. */
@@ -80,11 +96,5 @@ static inline int64_t nbl__round_up(int64_t value, int64_t step)
 {
     return (value + step - 1) / step * step;
 }
-
-extern const nbl__kernel nbl__gemm_f32_4x16_scalar;
-#if defined(__x86_64__)
-extern const nbl__kernel nbl__gemm_f32_6x16_avx2, nbl__gemm_f32_14x32_avx512, nbl__gemm_bf16_14x32_avx512bf16,
-    nbl__gemm_bf16_32x32_amx, nbl__gemm_f32_32x32_amx;
-#endif
 
 #endif

@@ -24,9 +24,9 @@ static bool same_operand(const nbl__mat *a, const nbl__mat *b)
             (a->seed == b->seed && a->drop_first == b->drop_first && a->drop_columns == b->drop_columns));
 }
 
-/* The route of a term. int8 codes times an int8 weight go to gemm_int8, at most NBL_GEMV_MAX_ROWS
- * rows to gemv, everything else to panels. */
-static route way_of(const nbl__product *p, const nbl__term *t)
+/* The route of a term. int8 codes times an int8 weight go to gemm_int8; with `gemv`, at most
+ * NBL_GEMV_MAX_ROWS rows go to gemv; everything else to panels. */
+static route route_of(const nbl__product *p, const nbl__term *t, bool gemv)
 {
     const nbl__mat *a = &t->a, *b = &t->b;
     if (a->pick || b->pick || a->transpose || a->dropout > 0 || b->dropout > 0) return BY_PANELS;
@@ -36,7 +36,7 @@ static route way_of(const nbl__product *p, const nbl__term *t)
     }
     /* If k runs down the columns of B (dy·W), packing is faster than gemv even for one row. */
     bool rows = b->transpose && (b->weight || b->dtype != NBL_DTYPE_I8);
-    if (p->m <= NBL_GEMV_MAX_ROWS && rows) return BY_GEMV;
+    if (gemv && p->m <= NBL_GEMV_MAX_ROWS && rows) return BY_GEMV;
     return BY_PANELS;
 }
 
@@ -178,10 +178,10 @@ static void plan_operand(operand *o, nbl__cut *cut)
     o->panels = nbl__cut_bytes(cut, panel_bytes(kernel, rows * nbl__round_up(o->k, kernel->k_step)));
 }
 
-void nbl__gemm_make_plan(const nbl_context *ctx, const nbl__product *products, int count, nbl__cut *cut,
-                         arrays *room, gemm_plan *plan)
+void nbl__gemm_make_plan(const nbl_context *ctx, nbl__gemm_way way, const nbl__product *products, int count,
+                         nbl__cut *cut, arrays *room, gemm_plan *plan)
 {
-    *plan = (gemm_plan){.isa = nbl__isa(ctx),
+    *plan = (gemm_plan){.isa = way.isa,
                         .count = count,
                         .workers = nbl_threads(ctx),
                         .products = room->products,
@@ -192,7 +192,7 @@ void nbl__gemm_make_plan(const nbl_context *ctx, const nbl__product *products, i
         product_plan *q = &plan->products[i];
         *q = (product_plan){.product = p, .terms = next};
         for (int t = 0; t < p->term_count; t++, next++) {
-            next->way = way_of(p, &p->terms[t]);
+            next->way = route_of(p, &p->terms[t], way.gemv);
             /* Measuring: assume panels. `pick` is set only when the call runs (LLM.int8), and rules
              * gemv out. */
             if (next->way == BY_GEMV && cut->base == NULL) next->way = BY_PANELS;

@@ -151,8 +151,8 @@ bool nbl__gemm_step(const gemm_plan *plan, int64_t window, int stage, chunk_at *
 
 /* Makes the plan of `count` products, which must fit into the arrays. With
  * cut->base NULL it only measures scratch. */
-void nbl__gemm_make_plan(const nbl_context *ctx, const nbl__product *products, int count, nbl__cut *cut,
-                         arrays *room, gemm_plan *plan);
+void nbl__gemm_make_plan(const nbl_context *ctx, nbl__gemm_way way, const nbl__product *products, int count,
+                         nbl__cut *cut, arrays *room, gemm_plan *plan);
 /* The scratch of a worker. */
 worker_room nbl__gemm_room(const gemm_plan *plan, int worker);
 

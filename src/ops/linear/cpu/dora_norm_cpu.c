@@ -177,7 +177,8 @@ size_t nbl__dora_norm_scratch(const nbl_context *ctx, const nbl__dora_norm *a)
     nbl__product products[3];
     job j = layout(ctx, a, NULL);
     products_of(&j, terms, products);
-    size_t first = nbl__gemm_scratch(ctx, products, 2), second = nbl__gemm_scratch(ctx, products + 2, 1);
+    size_t first = nbl__gemm_scratch(ctx, nbl__gemm_best(ctx), products, 2),
+           second = nbl__gemm_scratch(ctx, nbl__gemm_best(ctx), products + 2, 1);
     return j.used + (first > second ? first : second);
 }
 
@@ -194,8 +195,8 @@ nbl_status nbl__dora_norm_into(nbl_context *ctx, const nbl__dora_norm *a, uint8_
         memcpy(a->w_norm2_out.data, j.w_norm2, (size_t)j.out * sizeof *j.w_norm2);
     products_of(&j, terms, products);
     if (j.rank > 0) {
-        NBL_TRY(nbl__gemm(ctx, products, 2, scratch + j.used));
-        NBL_TRY(nbl__gemm(ctx, products + 2, 1, scratch + j.used));
+        NBL_TRY(nbl__gemm(ctx, nbl__gemm_best(ctx), products, 2, scratch + j.used));
+        NBL_TRY(nbl__gemm(ctx, nbl__gemm_best(ctx), products + 2, 1, scratch + j.used));
     }
     return nbl__team_run(ctx, items, norm_rows, &j, NULL);
 }

@@ -1,26 +1,45 @@
-/* linear_cpu.c - linear and linear_backward on the CPU: a group of one layer. See linear_fused.h. */
+/* linear_cpu.c - linear and linear_backward on the CPU: a group of one layer. See linear_fused.h, and
+ * linear_rows.h for the rows. */
 #include "ops/linear/cpu/linear_fused.h"
+#include "ops/linear/cpu/linear_rows.h"
 
-static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
+static nbl__linear_asks forward_asks(const nbl__linear *a)
 {
-    return nbl__linear_fused_scratch(ctx, arguments, 1);
+    return (nbl__linear_asks){.dtype = a->dtype,
+                              .tokens = nbl__tensor_rows(&a->x),
+                              .codes = nbl__linear_by_codes(a),
+                              .outputs = true};
 }
 
-static nbl_status run_forward(const nbl__call *call, const void *arguments)
+static size_t forward_scratch(const nbl_context *ctx, nbl__gemm_way way, const nbl__linear *a)
 {
-    return nbl__linear_fused_run(call->ctx, arguments, 1, call->scratch, call->scratch_bytes);
+    return nbl__linear_fused_scratch(ctx, way, a, 1);
 }
 
-static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
+static nbl_status forward_run(const nbl__call *call, nbl__gemm_way way, const nbl__linear *a)
 {
-    return nbl__linear_fused_backward_scratch(ctx, arguments, 1);
+    return nbl__linear_fused_run(call->ctx, way, a, 1, call->scratch, call->scratch_bytes);
 }
 
-static nbl_status run_backward(const nbl__call *call, const void *arguments)
+/* Only the gradient of a magnitude needs outputs again. */
+static nbl__linear_asks backward_asks(const nbl__linear *a)
 {
-    return nbl__linear_fused_backward_run(call->ctx, arguments, 1, call->scratch, call->scratch_bytes);
+    return (nbl__linear_asks){.dtype = a->dtype,
+                              .tokens = nbl__tensor_rows(&a->x),
+                              .backward = true,
+                              .codes = nbl__linear_by_codes(a) && nbl__given(&a->magnitude),
+                              .outputs = nbl__linear_rank(a) > 0};
 }
 
-const nbl__impl nbl__linear_cpu = {"linear_cpu", NBL_ISA_SCALAR, NULL, forward_scratch, run_forward};
-const nbl__impl nbl__linear_backward_cpu = {"linear_backward_cpu", NBL_ISA_SCALAR, NULL, backward_scratch,
-                                            run_backward};
+static size_t backward_scratch(const nbl_context *ctx, nbl__gemm_way way, const nbl__linear *a)
+{
+    return nbl__linear_fused_backward_scratch(ctx, way, a, 1);
+}
+
+static nbl_status backward_run(const nbl__call *call, nbl__gemm_way way, const nbl__linear *a)
+{
+    return nbl__linear_fused_backward_run(call->ctx, way, a, 1, call->scratch, call->scratch_bytes);
+}
+
+NBL_LINEAR_ROWS(NBL_LINEAR_ROW, linear, forward)
+NBL_LINEAR_ROWS(NBL_LINEAR_ROW, linear_backward, backward)

@@ -26,12 +26,12 @@ static nbl_dtype adapter_dtype(nbl_dtype dtype, int64_t tokens)
 }
 
 void nbl__linear_fused_open(nbl__linear_fused *j, const nbl_context *sizes_of, nbl_context *ctx,
-                            const nbl__linear *members, int count, bool backward, uint8_t *scratch,
-                            size_t scratch_bytes)
+                            nbl__gemm_way way, const nbl__linear *members, int count, bool backward,
+                            uint8_t *scratch, size_t scratch_bytes)
 {
     bool dry = ctx == NULL;
     *j = (nbl__linear_fused){
-        .ctx = ctx, .sizes_of = sizes_of, .dry = dry, .x = members->x, .dx = members->dx};
+        .ctx = ctx, .sizes_of = sizes_of, .way = way, .dry = dry, .x = members->x, .dx = members->dx};
     j->cut.base = dry ? (uint8_t *)(uintptr_t)STAND_IN_SCRATCH : scratch;
     j->tokens = nbl__tensor_rows(&j->x);
     j->in = members->w.shape[1];
@@ -80,8 +80,8 @@ static nbl_status take_tail(nbl__linear_fused *j, size_t bytes)
 nbl_status nbl__linear_fused_multiply(nbl__linear_fused *j, const nbl__product *products, int count)
 {
     if (count == 0) return NBL_OK;
-    NBL_TRY(take_tail(j, nbl__gemm_scratch(j->sizes_of, products, count)));
-    return j->dry ? NBL_OK : nbl__gemm(j->ctx, products, count, j->cut.base + j->cut.used);
+    NBL_TRY(take_tail(j, nbl__gemm_scratch(j->sizes_of, j->way, products, count)));
+    return j->dry ? NBL_OK : nbl__gemm(j->ctx, j->way, products, count, j->cut.base + j->cut.used);
 }
 
 /* ---- DoRA's factors ---- */
@@ -118,7 +118,7 @@ nbl_status nbl__linear_fused_factors(nbl__linear_fused *j)
         if (j->dry) continue;
         if (nbl__given(&l->a->norm)) memcpy(l->inverse, l->a->norm.data, (size_t)l->out * sizeof *l->inverse);
         else NBL_TRY(nbl__dora_weight_norm(j->ctx, l->a, l->inverse, j->cut.base + j->cut.used));
-        nbl__to_f32(nbl__isa(j->ctx), l->a->magnitude.dtype, l->a->magnitude.data, l->factor, l->out);
+        nbl__to_f32(j->way.isa, l->a->magnitude.dtype, l->a->magnitude.data, l->factor, l->out);
         for (int64_t n = 0; n < l->out; n++) {
             l->factor[n] /= l->inverse[n];
             l->inverse[n] = 1 / l->inverse[n];
@@ -139,7 +139,7 @@ static nbl_status outliers_of(void *argument, int64_t item, int worker)
     float threshold = j->layers[0].a->threshold;
     int64_t first = item * QUANT_COLUMNS, count = nbl__min_i64(QUANT_COLUMNS, j->in - first);
     (void)worker;
-    nbl__int8_outliers(nbl__isa(j->ctx), j->x.dtype,
+    nbl__int8_outliers(j->way.isa, j->x.dtype,
                        (const uint8_t *)j->x.data + (size_t)first * nbl__size_of(j->x.dtype),
                        nbl__matrix_stride(&j->x), j->tokens, count, threshold > 0 ? threshold : INFINITY,
                        j->outlier + first);
@@ -151,7 +151,7 @@ static nbl_status codes_of(void *argument, int64_t item, int worker)
 {
     const nbl__linear_fused *j = argument;
     (void)worker;
-    nbl__int8_rows(nbl__isa(j->ctx), j->x.dtype, j->x.data, nbl__matrix_stride(&j->x), item * QUANT_ROWS,
+    nbl__int8_rows(j->way.isa, j->x.dtype, j->x.data, nbl__matrix_stride(&j->x), item * QUANT_ROWS,
                    nbl__min_i64(j->tokens, (item + 1) * QUANT_ROWS), j->in, j->layers[0].a->threshold,
                    j->outlier, j->codes, j->scales);
     return NBL_OK;
@@ -259,38 +259,39 @@ static nbl_status forward(nbl__linear_fused *j)
 }
 
 /* Bytes of scratch by a dry run. */
-static size_t measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
-                      nbl_status (*run)(nbl__linear_fused *j))
+static size_t measure(const nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members, int count,
+                      bool backward, nbl_status (*run)(nbl__linear_fused *j))
 {
     nbl__linear_fused j;
-    nbl__linear_fused_open(&j, ctx, NULL, members, count, backward, NULL, 0);
+    nbl__linear_fused_open(&j, ctx, NULL, way, members, count, backward, NULL, 0);
     run(&j);
     return j.cut.used + j.tail;
 }
 
-size_t nbl__linear_fused_measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
-                                 nbl_status (*run)(nbl__linear_fused *j))
+size_t nbl__linear_fused_measure(const nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members,
+                                 int count, bool backward, nbl_status (*run)(nbl__linear_fused *j))
 {
     nbl__linear small[NBL_LINEAR_FUSED_MAX];
-    size_t bytes = measure(ctx, members, count, backward, run);
+    size_t bytes = measure(ctx, way, members, count, backward, run);
     if (nbl__tensor_rows(&members->x) <= SMALL_BATCH_TOKENS) return bytes;
     memcpy(small, members, (size_t)count * sizeof *small);
     small->x.rank = 2;
     small->x.shape[1] = members->w.shape[1];
     small->x.shape[0] = SMALL_BATCH_TOKENS;
-    size_t min = measure(ctx, small, count, backward, run);
+    size_t min = measure(ctx, way, small, count, backward, run);
     return min > bytes ? min : bytes;
 }
 
-size_t nbl__linear_fused_scratch(const nbl_context *ctx, const nbl__linear *members, int count)
+size_t nbl__linear_fused_scratch(const nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members,
+                                 int count)
 {
-    return nbl__linear_fused_measure(ctx, members, count, false, forward);
+    return nbl__linear_fused_measure(ctx, way, members, count, false, forward);
 }
 
-nbl_status nbl__linear_fused_run(nbl_context *ctx, const nbl__linear *members, int count, uint8_t *scratch,
-                                 size_t scratch_bytes)
+nbl_status nbl__linear_fused_run(nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members, int count,
+                                 uint8_t *scratch, size_t scratch_bytes)
 {
     nbl__linear_fused j;
-    nbl__linear_fused_open(&j, ctx, ctx, members, count, false, scratch, scratch_bytes);
+    nbl__linear_fused_open(&j, ctx, ctx, way, members, count, false, scratch, scratch_bytes);
     return forward(&j);
 }

@@ -37,13 +37,23 @@
 enum { NBL_LINEAR_FUSED_MAX = 4, NBL_LINEAR_FUSED_CHUNK = 512 };
 
 /* Bytes of scratch for these members, enough also for fewer tokens. */
-size_t nbl__linear_fused_scratch(const nbl_context *ctx, const nbl__linear *members, int count);
-nbl_status nbl__linear_fused_run(nbl_context *ctx, const nbl__linear *members, int count, uint8_t *scratch,
-                                 size_t scratch_bytes);
+size_t nbl__linear_fused_scratch(const nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members,
+                                 int count);
+nbl_status nbl__linear_fused_run(nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members, int count,
+                                 uint8_t *scratch, size_t scratch_bytes);
 /* The same for backward. */
-size_t nbl__linear_fused_backward_scratch(const nbl_context *ctx, const nbl__linear *members, int count);
-nbl_status nbl__linear_fused_backward_run(nbl_context *ctx, const nbl__linear *members, int count,
-                                          uint8_t *scratch, size_t scratch_bytes);
+size_t nbl__linear_fused_backward_scratch(const nbl_context *ctx, nbl__gemm_way way,
+                                          const nbl__linear *members, int count);
+nbl_status nbl__linear_fused_backward_run(nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members,
+                                          int count, uint8_t *scratch, size_t scratch_bytes);
+
+/* The way of a chunk of tokens. What is left after whole chunks may be a small batch, and is
+ * multiplied as one, whatever the row that was chosen for all tokens. */
+static inline nbl__gemm_way nbl__gemm_way_of_chunk(nbl__gemm_way way, bool first)
+{
+    way.gemv |= !first;
+    return way;
+}
 
 /* The DoRA weight norm of one layer, for mlp: it computes a norm that was not
  * given once per call instead of once per chunk. `norm` is [out]. */
@@ -72,7 +82,8 @@ typedef struct nbl__linear_part {
 typedef struct nbl__linear_fused {
     nbl_context *ctx;
     const nbl_context *sizes_of; /* the context that sizes depend on; set in a dry run as well */
-    bool dry;                    /* measure only; ctx is NULL */
+    nbl__gemm_way way;
+    bool dry; /* measure only; ctx is NULL */
     nbl__cut cut;
     size_t tail; /* dry: the max bytes that one gemm or norm needs behind the cut */
     size_t room; /* not dry: bytes of the scratch */
@@ -90,13 +101,13 @@ typedef struct nbl__linear_fused {
 /* Sets up a call and cuts the scratch that both directions need. `ctx` NULL: a dry
  * run. Scratch for x in 8 bits is cut if a layer will multiply codes. */
 void nbl__linear_fused_open(nbl__linear_fused *j, const nbl_context *sizes_of, nbl_context *ctx,
-                            const nbl__linear *members, int count, bool backward, uint8_t *scratch,
-                            size_t scratch_bytes);
+                            nbl__gemm_way way, const nbl__linear *members, int count, bool backward,
+                            uint8_t *scratch, size_t scratch_bytes);
 /* Bytes of scratch by a dry run of `run`. The result is enough for fewer tokens,
  * too: a small batch multiplies adapters in another dtype, and is therefore
  * measured as well. */
-size_t nbl__linear_fused_measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
-                                 nbl_status (*run)(nbl__linear_fused *j));
+size_t nbl__linear_fused_measure(const nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members,
+                                 int count, bool backward, nbl_status (*run)(nbl__linear_fused *j));
 /* Computes factor and inverse of layers with DoRA. Must follow the last cut, since
  * it uses the scratch behind it. */
 nbl_status nbl__linear_fused_factors(nbl__linear_fused *j);

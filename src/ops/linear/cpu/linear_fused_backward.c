@@ -123,7 +123,7 @@ static nbl_status column_sums(const nbl__linear_fused *j, const nbl__linear_part
                               int64_t row, int64_t rows)
 {
     if (j->dry) return NBL_OK;
-    column_job job = {nbl__isa(j->ctx), &l->dy, plain, row, rows, l->out, row == 0, l->sums};
+    column_job job = {j->way.isa, &l->dy, plain, row, rows, l->out, row == 0, l->sums};
     return nbl__team_run(j->ctx, nbl__ceil_div(l->out, SUM_COLUMNS), sum_columns, &job, NULL);
 }
 
@@ -144,7 +144,7 @@ static void put_sums(const nbl__linear_fused *j, const nbl__linear_part *l, cons
 static void scale_b(const nbl__linear_fused *j, const nbl__linear_part *l)
 {
     if (j->dry || l->factor == NULL) return;
-    nbl__to_f32(nbl__isa(j->ctx), l->a->lora_b.dtype, l->a->lora_b.data, l->scaled_b, l->out * l->rank);
+    nbl__to_f32(j->way.isa, l->a->lora_b.dtype, l->a->lora_b.data, l->scaled_b, l->out * l->rank);
     for (int64_t n = 0; n < l->out; n++)
         for (int64_t r = 0; r < l->rank; r++) l->scaled_b[n * l->rank + r] *= l->factor[n];
 }
@@ -361,7 +361,7 @@ static nbl_status round_row(void *argument, int64_t item, int worker)
 static nbl_status each_row(nbl__linear_fused *j, int64_t rows, nbl__team_fn fn, row_job job)
 {
     if (j->dry) return NBL_OK;
-    job.isa = nbl__isa(j->ctx);
+    job.isa = j->way.isa;
     return nbl__team_run(j->ctx, rows, fn, &job, NULL);
 }
 
@@ -432,8 +432,11 @@ static nbl_status magnitude_chunk(nbl__linear_fused *j, const nbl__linear_part *
                             .dtype = NBL_DTYPE_F32,
                             .c = w->plain,
                             .stride = l->out};
-    NBL_TRY(nbl__linear_fused_multiply(j, &product, 1));
-    return column_sums(j, l, w->plain, row, rows);
+    nbl__gemm_way way = j->way;
+    j->way = nbl__gemm_way_of_chunk(way, row == 0);
+    nbl_status status = nbl__linear_fused_multiply(j, &product, 1);
+    j->way = way;
+    return status == NBL_OK ? column_sums(j, l, w->plain, row, rows) : status;
 }
 
 /* Step 4 for all layers with DoRA. */
@@ -489,15 +492,16 @@ static nbl_status backward(nbl__linear_fused *j)
     return NBL_OK;
 }
 
-size_t nbl__linear_fused_backward_scratch(const nbl_context *ctx, const nbl__linear *members, int count)
+size_t nbl__linear_fused_backward_scratch(const nbl_context *ctx, nbl__gemm_way way,
+                                          const nbl__linear *members, int count)
 {
-    return nbl__linear_fused_measure(ctx, members, count, true, backward);
+    return nbl__linear_fused_measure(ctx, way, members, count, true, backward);
 }
 
-nbl_status nbl__linear_fused_backward_run(nbl_context *ctx, const nbl__linear *members, int count,
-                                          uint8_t *scratch, size_t scratch_bytes)
+nbl_status nbl__linear_fused_backward_run(nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members,
+                                          int count, uint8_t *scratch, size_t scratch_bytes)
 {
     nbl__linear_fused j;
-    nbl__linear_fused_open(&j, ctx, ctx, members, count, true, scratch, scratch_bytes);
+    nbl__linear_fused_open(&j, ctx, ctx, way, members, count, true, scratch, scratch_bytes);
     return backward(&j);
 }

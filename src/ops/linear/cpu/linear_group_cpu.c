@@ -1,43 +1,64 @@
-/* linear_group_cpu.c - linear_group and its backward on the CPU, through linear_fused.h.
+/* linear_group_cpu.c - linear_group and its backward on the CPU, through linear_fused.h. See
+ * linear_rows.h for the rows.
  *
  * x is packed once for all members. dx is one product with a term per member. */
 #include "ops/linear/cpu/linear_fused.h"
+#include "ops/linear/cpu/linear_rows.h"
 #include "ops/linear/linear_group.h"
 
-static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
+static nbl__linear_asks asks_of(const nbl__linear_group *group, bool backward)
 {
-    const nbl__linear_group *group = arguments;
-    nbl__linear members[NBL_MAX_GROUP];
-    nbl__linear_group_spread(group, members);
-    return nbl__linear_fused_scratch(ctx, members, group->count);
+    const nbl__linear *first = &group->members[0];
+    nbl__linear_asks asks = {.dtype = first->dtype,
+                             .tokens = nbl__tensor_rows(&first->x),
+                             .backward = backward,
+                             .outputs = !backward};
+    for (const nbl__linear *a = first; a < first + group->count; a++) {
+        bool recomputed = nbl__given(&a->magnitude); /* the gradient of a magnitude needs outputs again */
+        asks.codes |= a->w.format == NBL_FORMAT_INT8 && !first->dequantized && (!backward || recomputed);
+        asks.outputs |= nbl__linear_rank(a) > 0;
+    }
+    return asks;
 }
 
-static nbl_status run_forward(const nbl__call *call, const void *arguments)
+static nbl__linear_asks forward_asks(const nbl__linear_group *group)
 {
-    const nbl__linear_group *group = arguments;
-    nbl__linear members[NBL_MAX_GROUP];
-    nbl__linear_group_spread(group, members);
-    return nbl__linear_fused_run(call->ctx, members, group->count, call->scratch, call->scratch_bytes);
+    return asks_of(group, false);
 }
 
-static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
+static size_t forward_scratch(const nbl_context *ctx, nbl__gemm_way way, const nbl__linear_group *group)
 {
-    const nbl__linear_group *group = arguments;
     nbl__linear members[NBL_MAX_GROUP];
     nbl__linear_group_spread(group, members);
-    return nbl__linear_fused_backward_scratch(ctx, members, group->count);
+    return nbl__linear_fused_scratch(ctx, way, members, group->count);
 }
 
-static nbl_status run_backward(const nbl__call *call, const void *arguments)
+static nbl_status forward_run(const nbl__call *call, nbl__gemm_way way, const nbl__linear_group *group)
 {
-    const nbl__linear_group *group = arguments;
     nbl__linear members[NBL_MAX_GROUP];
     nbl__linear_group_spread(group, members);
-    return nbl__linear_fused_backward_run(call->ctx, members, group->count, call->scratch,
+    return nbl__linear_fused_run(call->ctx, way, members, group->count, call->scratch, call->scratch_bytes);
+}
+
+static nbl__linear_asks backward_asks(const nbl__linear_group *group)
+{
+    return asks_of(group, true);
+}
+
+static size_t backward_scratch(const nbl_context *ctx, nbl__gemm_way way, const nbl__linear_group *group)
+{
+    nbl__linear members[NBL_MAX_GROUP];
+    nbl__linear_group_spread(group, members);
+    return nbl__linear_fused_backward_scratch(ctx, way, members, group->count);
+}
+
+static nbl_status backward_run(const nbl__call *call, nbl__gemm_way way, const nbl__linear_group *group)
+{
+    nbl__linear members[NBL_MAX_GROUP];
+    nbl__linear_group_spread(group, members);
+    return nbl__linear_fused_backward_run(call->ctx, way, members, group->count, call->scratch,
                                           call->scratch_bytes);
 }
 
-const nbl__impl nbl__linear_group_cpu = {"linear_group_cpu", NBL_ISA_SCALAR, NULL, forward_scratch,
-                                         run_forward};
-const nbl__impl nbl__linear_group_backward_cpu = {"linear_group_backward_cpu", NBL_ISA_SCALAR, NULL,
-                                                  backward_scratch, run_backward};
+NBL_LINEAR_ROWS(NBL_LINEAR_ROW, linear_group, forward)
+NBL_LINEAR_ROWS(NBL_LINEAR_ROW, linear_group_backward, backward)

@@ -17,6 +17,7 @@
 #include "base/team.h"
 #include "ops/linear/cpu/gate_f32.h"
 #include "ops/linear/cpu/linear_fused.h"
+#include "ops/linear/cpu/linear_rows.h"
 #include "ops/linear/mlp.h"
 
 /* Scratch of a call. g and u hold the outputs of gate and up, then their gradients. */
@@ -76,29 +77,29 @@ static size_t largest(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-static size_t scratch_of(const nbl_context *ctx, const nbl__mlp *a, bool backward)
+static size_t scratch_of(const nbl_context *ctx, nbl__gemm_way way, const nbl__mlp *a, bool backward)
 {
     enum { STAND_IN = 64 }; /* an address that is not NULL; nothing is read */
     nbl__linear parts[NBL_MLP_PARTS];
     pieces p = layout(a, backward, (uint8_t *)(uintptr_t)STAND_IN);
     parts_of(a, 0, &p, p.g, parts);
-    size_t max = largest(nbl__linear_fused_scratch(ctx, parts, 2),
-                         nbl__linear_fused_scratch(ctx, &parts[NBL_MLP_DOWN], 1));
+    size_t max = largest(nbl__linear_fused_scratch(ctx, way, parts, 2),
+                         nbl__linear_fused_scratch(ctx, way, &parts[NBL_MLP_DOWN], 1));
     for (int i = 0; i < NBL_MLP_PARTS; i++)
         if (p.norms[i]) max = largest(max, nbl__dora_weight_norm_scratch(ctx, &parts[i]));
     if (!backward) return p.used + max;
-    max = largest(max, nbl__linear_fused_backward_scratch(ctx, parts, 2));
-    return p.used + largest(max, nbl__linear_fused_backward_scratch(ctx, &parts[NBL_MLP_DOWN], 1));
+    max = largest(max, nbl__linear_fused_backward_scratch(ctx, way, parts, 2));
+    return p.used + largest(max, nbl__linear_fused_backward_scratch(ctx, way, &parts[NBL_MLP_DOWN], 1));
 }
 
-static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
+static size_t forward_scratch(const nbl_context *ctx, nbl__gemm_way way, const nbl__mlp *a)
 {
-    return scratch_of(ctx, arguments, false);
+    return scratch_of(ctx, way, a, false);
 }
 
-static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
+static size_t backward_scratch(const nbl_context *ctx, nbl__gemm_way way, const nbl__mlp *a)
 {
-    return scratch_of(ctx, arguments, true);
+    return scratch_of(ctx, way, a, true);
 }
 
 /* Computes the DoRA weight norms that were not given. */
@@ -164,21 +165,21 @@ static nbl_status gate_all(const nbl__call *call, const nbl__mlp *a, int64_t chu
 
 /* ---- */
 
-static nbl_status run_forward(const nbl__call *call, const void *arguments)
+static nbl_status forward_run(const nbl__call *call, nbl__gemm_way way, const nbl__mlp *a)
 {
-    const nbl__mlp *a = arguments;
     pieces p = layout(a, false, call->scratch);
     uint8_t *rest = call->scratch + p.used;
     size_t rest_bytes = call->scratch_bytes - p.used;
     NBL_TRY(make_norms(call, a, &p));
     for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
         nbl__linear parts[NBL_MLP_PARTS];
+        nbl__gemm_way now = nbl__gemm_way_of_chunk(way, chunk == 0);
         parts_of(a, chunk, &p, p.g, parts);
         if (a->keep) parts[NBL_MLP_GATE].y.data = kept_rows(&a->gate_out, chunk);
         if (a->keep) parts[NBL_MLP_UP].y.data = kept_rows(&a->up_out, chunk);
-        NBL_TRY(nbl__linear_fused_run(call->ctx, parts, 2, rest, rest_bytes));
+        NBL_TRY(nbl__linear_fused_run(call->ctx, now, parts, 2, rest, rest_bytes));
         NBL_TRY(gate_all(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, false));
-        NBL_TRY(nbl__linear_fused_run(call->ctx, &parts[NBL_MLP_DOWN], 1, rest, rest_bytes));
+        NBL_TRY(nbl__linear_fused_run(call->ctx, now, &parts[NBL_MLP_DOWN], 1, rest, rest_bytes));
     }
     return NBL_OK;
 }
@@ -190,29 +191,57 @@ static nbl__linear only_dx(nbl__linear a)
     return a;
 }
 
-static nbl_status run_backward(const nbl__call *call, const void *arguments)
+static nbl_status backward_run(const nbl__call *call, nbl__gemm_way way, const nbl__mlp *a)
 {
-    const nbl__mlp *a = arguments;
     pieces p = layout(a, true, call->scratch);
     uint8_t *rest = call->scratch + p.used;
     size_t rest_bytes = call->scratch_bytes - p.used;
     NBL_TRY(make_norms(call, a, &p));
     for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
         nbl__linear parts[NBL_MLP_PARTS];
+        nbl__gemm_way now = nbl__gemm_way_of_chunk(way, chunk == 0);
         parts_of(a, chunk, &p, p.d, parts);
-        if (!a->keep) NBL_TRY(nbl__linear_fused_run(call->ctx, parts, 2, rest, rest_bytes));
+        if (!a->keep) NBL_TRY(nbl__linear_fused_run(call->ctx, now, parts, 2, rest, rest_bytes));
         /* down runs twice: its dx is needed before h can be formed in the same memory, and the gradients of its
          * parameters need h. */
         nbl__linear down = only_dx(parts[NBL_MLP_DOWN]);
-        NBL_TRY(nbl__linear_fused_backward_run(call->ctx, &down, 1, rest, rest_bytes));
+        NBL_TRY(nbl__linear_fused_backward_run(call->ctx, now, &down, 1, rest, rest_bytes));
         NBL_TRY(gate_all(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, true));
         parts[NBL_MLP_DOWN].dx.data = NULL;
-        NBL_TRY(nbl__linear_fused_backward_run(call->ctx, &parts[NBL_MLP_DOWN], 1, rest, rest_bytes));
-        NBL_TRY(nbl__linear_fused_backward_run(call->ctx, parts, 2, rest, rest_bytes));
+        NBL_TRY(nbl__linear_fused_backward_run(call->ctx, now, &parts[NBL_MLP_DOWN], 1, rest, rest_bytes));
+        NBL_TRY(nbl__linear_fused_backward_run(call->ctx, now, parts, 2, rest, rest_bytes));
     }
     return NBL_OK;
 }
 
-const nbl__impl nbl__mlp_cpu = {"mlp_cpu", NBL_ISA_SCALAR, NULL, forward_scratch, run_forward};
-const nbl__impl nbl__mlp_backward_cpu = {"mlp_backward_cpu", NBL_ISA_SCALAR, NULL, backward_scratch,
-                                         run_backward};
+/* ---- rows ---- */
+
+/* Backward recomputes the outputs of gate and up unless they were kept, and an output whose
+ * magnitude gets a gradient. */
+static nbl__linear_asks asks_of(const nbl__mlp *a, bool backward)
+{
+    const nbl__linear *parts[NBL_MLP_PARTS] = {&a->gate, &a->up, &a->down};
+    nbl__linear_asks asks = {.dtype = a->gate.dtype,
+                             .tokens = nbl__tensor_rows(&a->gate.x),
+                             .backward = backward,
+                             .outputs = !backward || !a->keep};
+    for (int p = 0; p < NBL_MLP_PARTS; p++) {
+        bool outputs = !backward || (p != NBL_MLP_DOWN && !a->keep) || nbl__given(&parts[p]->magnitude);
+        asks.codes |= parts[p]->w.format == NBL_FORMAT_INT8 && !a->gate.dequantized && outputs;
+        asks.outputs |= nbl__linear_rank(parts[p]) > 0;
+    }
+    return asks;
+}
+
+static nbl__linear_asks forward_asks(const nbl__mlp *a)
+{
+    return asks_of(a, false);
+}
+
+static nbl__linear_asks backward_asks(const nbl__mlp *a)
+{
+    return asks_of(a, true);
+}
+
+NBL_LINEAR_ROWS(NBL_LINEAR_ROW, mlp, forward)
+NBL_LINEAR_ROWS(NBL_LINEAR_ROW, mlp_backward, backward)

@@ -1,106 +1,117 @@
-/* linear_cuda.c - linear and linear_group on the device, through linear_cuda.h. */
+/* linear_cuda.c - the rows of linear and linear_group on the device, through linear_cuda.h. */
 #include "ops/families.h"
-#include "ops/gemv/cuda/gemv_cuda.h"
 #include "ops/linear/cuda/linear_cuda.h"
 #include "ops/linear/linear_group.h"
 
-#ifdef NIBBLE_CUDA_BUILT
+#define FORWARD_ROWS(op, direction)                                                                          \
+    NBL_CUDA_LINEAR_ROW(op, direction, gemv_sm90, NBL_CUDA_GEMV_SM90)                                        \
+    NBL_CUDA_LINEAR_ROW(op, direction, gemv, NBL_CUDA_GEMV)                                                  \
+    BACKWARD_ROWS(op, direction)
+#define BACKWARD_ROWS(op, direction)                                                                         \
+    NBL_CUDA_LINEAR_ROW(op, direction, folded_sm90, NBL_CUDA_FOLDED_SM90)                                    \
+    NBL_CUDA_LINEAR_ROW(op, direction, cublaslt, NBL_CUDA_CUBLASLT)                                          \
+    NBL_CUDA_LINEAR_ROW(op, direction, general, NBL_CUDA_GENERAL)
 
-static size_t linear_scratch(const nbl_context *ctx, const void *arguments)
+/* ---- linear: a group of one ---- */
+
+static const char *linear_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *a)
 {
-    return nbl__cuda_linear_scratch(nbl__cuda_of(ctx), arguments, 1);
+    const char *why = nbl__dense_only(&nbl__linear_family, false, a);
+    if (why) return why;
+    return nbl__cuda_linear_can(cuda, way, a, 1);
 }
 
-static size_t linear_backward_scratch(const nbl_context *ctx, const void *arguments)
+static size_t linear_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *a)
 {
-    return nbl__cuda_linear_backward_scratch(nbl__cuda_of(ctx), arguments, 1);
+    return nbl__cuda_linear_scratch(cuda, way, a, 1);
 }
 
-static nbl_status run_linear(const nbl__call *call, const void *arguments)
+static nbl_status linear_run(const nbl__call *call, nbl__cuda_way way, const nbl__linear *a)
 {
-    return nbl__cuda_linear_run(call, arguments, 1);
+    return nbl__cuda_linear_run(call, way, a, 1);
 }
 
-static nbl_status run_linear_backward(const nbl__call *call, const void *arguments)
+static const char *linear_backward_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *a)
 {
-    return nbl__cuda_linear_backward_run(call, arguments, 1);
+    const char *why = nbl__dense_only(&nbl__linear_family, true, a);
+    if (why) return why;
+    return nbl__cuda_linear_backward_can(cuda, way, a, 1);
 }
 
-static size_t group_scratch(const nbl_context *ctx, const void *arguments)
+static size_t linear_backward_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *a)
 {
-    const nbl__linear_group *group = arguments;
+    return nbl__cuda_linear_backward_scratch(cuda, way, a, 1);
+}
+
+static nbl_status linear_backward_run(const nbl__call *call, nbl__cuda_way way, const nbl__linear *a)
+{
+    return nbl__cuda_linear_backward_run(call, way, a, 1);
+}
+
+FORWARD_ROWS(linear, linear)
+BACKWARD_ROWS(linear_backward, linear_backward)
+
+/* ---- linear_group ---- */
+
+static const char *group_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear_group *group)
+{
+    const char *why = nbl__dense_only(&nbl__linear_group_family, false, group);
+    if (why) return why;
     nbl__linear members[NBL_MAX_GROUP];
     nbl__linear_group_spread(group, members);
-    return nbl__cuda_linear_scratch(nbl__cuda_of(ctx), members, group->count);
+    return nbl__cuda_linear_can(cuda, way, members, group->count);
 }
 
-static size_t group_backward_scratch(const nbl_context *ctx, const void *arguments)
+static size_t group_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear_group *group)
 {
-    const nbl__linear_group *group = arguments;
     nbl__linear members[NBL_MAX_GROUP];
     nbl__linear_group_spread(group, members);
-    return nbl__cuda_linear_backward_scratch(nbl__cuda_of(ctx), members, group->count);
+    return nbl__cuda_linear_scratch(cuda, way, members, group->count);
 }
 
-static nbl_status run_group(const nbl__call *call, const void *arguments)
+static nbl_status group_run(const nbl__call *call, nbl__cuda_way way, const nbl__linear_group *group)
 {
-    const nbl__linear_group *group = arguments;
-    nbl__linear members[NBL_MAX_GROUP];
-    nbl__gemv_one one;
-    if (call->around.before.op && nbl__cuda_norm_joins(call->around.before.op->name,
-                                                       call->around.before.arguments, call->op, group, &one))
-        return nbl__cuda_gemv_one(call->ctx, &one, nbl__call_cuda(call)->stream);
-    nbl__linear_group_spread(group, members);
-    return nbl__cuda_linear_run(call, members, group->count);
-}
-
-static nbl_status run_group_backward(const nbl__call *call, const void *arguments)
-{
-    const nbl__linear_group *group = arguments;
     nbl__linear members[NBL_MAX_GROUP];
     nbl__linear_group_spread(group, members);
-    return nbl__cuda_linear_backward_run(call, members, group->count);
+    return nbl__cuda_linear_run(call, way, members, group->count);
 }
 
-static const char *can_linear(const void *arguments)
+static const char *group_backward_can(const nbl__cuda *cuda, nbl__cuda_way way,
+                                      const nbl__linear_group *group)
 {
-    return nbl__dense_only(&nbl__linear_family, false, arguments);
+    const char *why = nbl__dense_only(&nbl__linear_group_family, true, group);
+    if (why) return why;
+    nbl__linear members[NBL_MAX_GROUP];
+    nbl__linear_group_spread(group, members);
+    return nbl__cuda_linear_backward_can(cuda, way, members, group->count);
 }
 
-static const char *can_linear_backward(const void *arguments)
+static size_t group_backward_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear_group *group)
 {
-    return nbl__dense_only(&nbl__linear_family, true, arguments);
+    nbl__linear members[NBL_MAX_GROUP];
+    nbl__linear_group_spread(group, members);
+    return nbl__cuda_linear_backward_scratch(cuda, way, members, group->count);
 }
 
-static const char *can_group(const void *arguments)
+static nbl_status group_backward_run(const nbl__call *call, nbl__cuda_way way, const nbl__linear_group *group)
 {
-    return nbl__dense_only(&nbl__linear_group_family, false, arguments);
+    nbl__linear members[NBL_MAX_GROUP];
+    nbl__linear_group_spread(group, members);
+    return nbl__cuda_linear_backward_run(call, way, members, group->count);
 }
 
-static const char *can_group_backward(const void *arguments)
-{
-    return nbl__dense_only(&nbl__linear_group_family, true, arguments);
-}
+FORWARD_ROWS(linear_group, group)
+BACKWARD_ROWS(linear_group_backward, group_backward)
 
-extern const nbl__impl nbl__linear_cuda, nbl__linear_backward_cuda;
-extern const nbl__impl nbl__linear_group_cuda, nbl__linear_group_backward_cuda;
-const nbl__impl nbl__linear_cuda = {"linear_cuda", NBL_ISA_SCALAR, can_linear, linear_scratch, run_linear};
-const nbl__impl nbl__linear_backward_cuda = {"linear_backward_cuda", NBL_ISA_SCALAR, can_linear_backward,
-                                             linear_backward_scratch, run_linear_backward};
-const nbl__impl nbl__linear_group_cuda = {"linear_group_cuda", NBL_ISA_SCALAR, can_group, group_scratch,
-                                          run_group};
-const nbl__impl nbl__linear_group_backward_cuda = {"linear_group_backward_cuda", NBL_ISA_SCALAR,
-                                                   can_group_backward, group_backward_scratch,
-                                                   run_group_backward};
+/* ---- what forward leaves for backward ---- */
 
 size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments)
 {
     nbl__linear members[NBL_MAX_GROUP];
-    if (impl == &nbl__linear_cuda) return nbl__cuda_fast_kept(arguments, 1);
-    if (impl != &nbl__linear_group_cuda) return 0;
+    if (impl == &nbl__linear_cuda_folded_sm90 || impl == &nbl__linear_cuda_cublaslt)
+        return nbl__cuda_fast_kept(arguments, 1);
+    if (impl != &nbl__linear_group_cuda_folded_sm90 && impl != &nbl__linear_group_cuda_cublaslt) return 0;
     const nbl__linear_group *group = arguments;
     nbl__linear_group_spread(group, members);
     return nbl__cuda_fast_kept(members, group->count);
 }
-
-#endif

@@ -4,13 +4,15 @@
  *     backward   dx = Σ dy'_i·W_i + drop_i(u_i·A_i)                     u_i = s·dy'_i·B_i, dy' = factor∘dy
  *                dA_i = u_iᵀ·drop_i(x), dB_i = dy'_iᵀ·t_i, dW_i = dy'_iᵀ·x, and sums over tokens
  *
- * Two ways. The fast one (linear_cuda_train.c) is for what training does: bf16, many tokens, a weight that multiplies as it
- * decodes, no DoRA. The general one (linear_cuda_general.c, linear_cuda_general_backward.c) takes everything, NBL_CUDA_CHUNK tokens at a
- * time, with f32 sums between the products: every result is rounded once.
+ * The ways are rows of the dispatch tables (nbl__cuda_way). The two for training (linear_cuda_train.c) take bf16, many
+ * tokens, a weight that multiplies as it is dequantized, no DoRA. The general one (linear_cuda_general.c,
+ * linear_cuda_general_backward.c) takes everything, NBL_CUDA_CHUNK tokens at a time, with f32 sums between the products:
+ * every result is rounded once.
  *
  * `members[0]` has x and dx; all else is each member's own. The arguments passed infer, except that x, y, dy and dx may be
  * f32 whatever the compute dtype. Gradients without memory are not computed. Scratch is measured as if every gradient were
- * wanted, and is enough for fewer tokens, too: NBL_CUDA_SMALL_BATCH or less go the general way, their adapters in f32. */
+ * wanted, and is enough for fewer tokens, too: NBL_CUDA_SMALL_BATCH or less do not go the ways of training, and multiply
+ * their adapters in f32. */
 #ifndef NBL_LINEAR_CUDA_H
 #define NBL_LINEAR_CUDA_H
 
@@ -19,33 +21,80 @@
 
 enum { NBL_CUDA_LINEAR_MAX = 4, NBL_CUDA_CHUNK = 4096, NBL_CUDA_SMALL_BATCH = 16 };
 
-size_t nbl__cuda_linear_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count);
-nbl_status nbl__cuda_linear_run(const nbl__call *call, const nbl__linear *members, int count);
-size_t nbl__cuda_linear_backward_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count);
-nbl_status nbl__cuda_linear_backward_run(const nbl__call *call, const nbl__linear *members, int count);
+/* The ways, best first. */
+typedef enum nbl__cuda_way {
+    NBL_CUDA_GEMV_SM90, /* one row of x, 4-bit weights: all layers in one launch (gemv_row_sm90.cu) */
+    NBL_CUDA_GEMV, /* up to 8 rows: weights multiply as they are stored; layers that cannot go the general way */
+    NBL_CUDA_FOLDED_SM90, /* training: all terms of a result in one K loop (gemm_sm90.h) */
+    NBL_CUDA_CUBLASLT,    /* training: a product per term */
+    NBL_CUDA_GENERAL,
+    NBL_CUDA_WAYS
+} nbl__cuda_way;
+
+/* Why the way does not take these layers; NULL: it does. Backward has no gemv. */
+const char *nbl__cuda_linear_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *members,
+                                 int count);
+const char *nbl__cuda_linear_backward_can(const nbl__cuda *cuda, nbl__cuda_way way,
+                                          const nbl__linear *members, int count);
+/* The first way that takes them: for operators that contain linear layers. */
+nbl__cuda_way nbl__cuda_linear_best(const nbl__cuda *cuda, const nbl__linear *members, int count);
+size_t nbl__cuda_linear_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *members,
+                                int count);
+nbl_status nbl__cuda_linear_run(const nbl__call *call, nbl__cuda_way way, const nbl__linear *members,
+                                int count);
+size_t nbl__cuda_linear_backward_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *members,
+                                         int count);
+nbl_status nbl__cuda_linear_backward_run(const nbl__call *call, nbl__cuda_way way, const nbl__linear *members,
+                                         int count);
+
+/* Defines the row nbl__OP_cuda_VARIANT. The file has, for each direction, the functions
+ *
+ *     const char *DIRECTION_can(cuda, way, arguments)
+ *     size_t DIRECTION_scratch(cuda, way, arguments)
+ *     nbl_status DIRECTION_run(call, way, arguments) */
+#define NBL_CUDA_LINEAR_ROW(op, direction, variant, way)                                                     \
+    static const char *direction##_can_##variant(const nbl_context *ctx, const void *arguments)              \
+    {                                                                                                        \
+        return direction##_can(nbl__cuda_of(ctx), way, arguments);                                           \
+    }                                                                                                        \
+    static size_t direction##_scratch_##variant(const nbl_context *ctx, const void *arguments)               \
+    {                                                                                                        \
+        return direction##_scratch(nbl__cuda_of(ctx), way, arguments);                                       \
+    }                                                                                                        \
+    static nbl_status direction##_run_##variant(const nbl__call *call, const void *arguments)                \
+    {                                                                                                        \
+        return direction##_run(call, way, arguments);                                                        \
+    }                                                                                                        \
+    extern const nbl__impl nbl__##op##_cuda_##variant;                                                       \
+    const nbl__impl nbl__##op##_cuda_##variant = {#op "_cuda_" #variant, NBL_ISA_SCALAR,                     \
+                                                  direction##_can_##variant, direction##_scratch_##variant,  \
+                                                  direction##_run_##variant};
 
 /* ‖W + s·B·A‖ of a layer that has no norm. */
 nbl_status nbl__cuda_dora_weight_norm(const nbl__call *call, const nbl__linear *a, float *norm);
 
-/* One row through all of these layers in one launch: is that possible, and how? Without adapters, DoRA and the like. */
-struct nbl__gemv_one;
-bool nbl__cuda_linear_at_once(const nbl__linear *members, int count, struct nbl__gemv_one *one);
-/* linear_cuda_norm.c: an rmsnorm whose one row the layers just behind it take, in one launch with theirs: it does nothing itself
- * then. Both sides ask, with the arguments of both. */
-bool nbl__cuda_norm_joins(const char *norm_op, const void *norm, const char *op, const void *layers,
-                          struct nbl__gemv_one *one);
-/* mlp.c: gate, up and act of one row in one launch; the place of its result is not filled in. */
+/* mlp_cuda.c, for norm_linear_cuda.c. */
 struct nbl__mlp;
+struct nbl__gemv_one;
+/* gate, up and act of one row in one launch: is that possible, and how? The address of its result is not filled in. */
 bool nbl__cuda_mlp_at_once(const struct nbl__mlp *a, struct nbl__gemv_one *one);
+const char *nbl__cuda_mlp_can(const nbl__cuda *cuda, nbl__cuda_way way, const struct nbl__mlp *a);
+size_t nbl__cuda_mlp_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const struct nbl__mlp *a);
+/* `norm`: NULL, or the rmsnorm that makes x, which runs in the same launch; NBL_CUDA_GEMV_SM90 only. */
+nbl_status nbl__cuda_mlp_run(const nbl__call *call, nbl__cuda_way way, const struct nbl__mlp *a,
+                             const nbl_rmsnorm *norm);
 
-/* ---- the fast way: linear_cuda_train.c ---- */
+/* ---- the ways of training: linear_cuda_train.c ---- */
 
-bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward);
+const char *nbl__cuda_train_can(const nbl__linear *members, int count, bool backward);
+/* linear_cuda_folded.c: the same, in one K loop. */
+const char *nbl__cuda_folded_can(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward);
 size_t nbl__cuda_fast_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward);
 /* Bytes of t, which forward leaves for backward (nbl__cuda_kept). */
 size_t nbl__cuda_fast_kept(const nbl__linear *members, int count);
-nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members, int count);
-nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear *members, int count);
+nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members, int count, bool folded);
+nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear *members, int count,
+                                       bool folded);
 
 /* ---- the general way, between its two files ---- */
 
@@ -53,7 +102,7 @@ typedef struct nbl__cuda_linear_part {
     const nbl__linear *a;
     int64_t out, rank, wide; /* wide: the rank in multiples of 8 */
     bool by_codes;
-    bool small;              /* forward: so few rows that the packed weight multiplies as it is */
+    bool small;              /* NBL_CUDA_GEMV: the weight multiplies as it is stored */
     float *factor, *inverse; /* [out]: magnitude / norm, 1 / norm; DoRA, else NULL */
     void *lora_a, *lora_b;   /* [wide, in], [out, wide] in the adapters' dtype, zero beyond the rank */
     double *bias_sums, *magnitude_sums; /* [out] */
@@ -87,8 +136,8 @@ typedef struct nbl__cuda_linears {
 /* Lays out all pieces from `scratch` on; NULL measures. */
 void nbl__cuda_linear_open(nbl__cuda_linears *j, const nbl__call *call, const nbl__linear *members, int count,
                            bool backward, uint8_t *scratch);
-/* The most that the general way takes for these arguments, or for them with few tokens. */
-size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool backward);
+/* The most that the general way takes for these arguments, or for them with few tokens; `small_only`: with few tokens only. */
+size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool backward, bool small_only);
 /* Factors of DoRA, adapters in their dtype, int8's outlier columns (`codes`: when they will be used). */
 nbl_status nbl__cuda_linear_prepare(nbl__cuda_linears *j, bool codes);
 nbl_status nbl__cuda_linear_weight(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, const void **w);

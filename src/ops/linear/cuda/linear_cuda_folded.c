@@ -4,8 +4,6 @@
  * one sum, and their outputs are the parts of one product, which fill the multiprocessors better than one after another. */
 #include "ops/linear/cuda/linear_cuda_train.h"
 
-#ifdef NIBBLE_CUDA_BUILT
-
 #include "ops/gemm/cuda/gemm_sm90.h"
 
 /* All weights that need it, side by side. */
@@ -17,7 +15,7 @@ static nbl_status dequantize(const nbl__fast *j)
     return NBL_OK;
 }
 
-nbl_status nbl__fold_forward(const nbl__fast *j, bool *done)
+static nbl__gemm_sm90 forward_product(const nbl__fast *j)
 {
     nbl__gemm_sm90 y = {.dtype = NBL_DTYPE_BF16,
                         .c_dtype = NBL_DTYPE_BF16,
@@ -32,13 +30,17 @@ nbl_status nbl__fold_forward(const nbl__fast *j, bool *done)
             y.sources[next++] = (nbl__gemm_sm90_source){
                 .a = nbl__fast_at(j->t, l->t_first), .lda = j->t_ld, .b = l->lora_b, .k = l->wide};
     }
-    *done = nbl__gemm_sm90_can(nbl__call_cuda(j->call), &y) == NULL;
-    if (!*done) return NBL_OK;
+    return y;
+}
+
+nbl_status nbl__fold_forward(const nbl__fast *j)
+{
+    nbl__gemm_sm90 y = forward_product(j);
     NBL_TRY(dequantize(j));
     return nbl__gemm_sm90_run(j->call, &y);
 }
 
-nbl_status nbl__fold_dx(const nbl__fast *j, bool begun, bool *done)
+static nbl__gemm_sm90 dx_product(const nbl__fast *j)
 {
     nbl__gemm_sm90 dx = {
         .dtype = NBL_DTYPE_BF16, .c_dtype = NBL_DTYPE_BF16, .m = j->tokens, .n = j->in, .c = j->dx.data};
@@ -46,14 +48,28 @@ nbl_status nbl__fold_dx(const nbl__fast *j, bool begun, bool *done)
         const nbl__linear_train *l = &j->layers[i];
         dx.sources[dx.count++] = (nbl__gemm_sm90_source){.a = l->a->dy.data, .b = l->w, .k = l->out};
     }
-    if (begun) dx.beta = 1;
+    if (j->drops) dx.beta = 1;
     else if (j->wide > 0)
         dx.sources[dx.count++] = (nbl__gemm_sm90_source){
             .a = j->u, .lda = j->wide, .b = j->lora_a, .k = j->wide};
-    *done = nbl__gemm_sm90_can(nbl__call_cuda(j->call), &dx) == NULL;
-    if (!*done) return NBL_OK;
+    return dx;
+}
+
+nbl_status nbl__fold_dx(const nbl__fast *j)
+{
+    nbl__gemm_sm90 dx = dx_product(j);
     NBL_TRY(dequantize(j));
     return nbl__gemm_sm90_run(j->call, &dx);
 }
 
-#endif
+const char *nbl__cuda_folded_can(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward)
+{
+    nbl__fast j;
+    if (cuda->major != 9) return "needs compute capability 9.0";
+    const char *why = nbl__cuda_train_can(members, count, backward);
+    if (why) return why;
+    nbl__fast_sketch(&j, cuda, members, count, backward);
+    if (j.wide == 0 && (!backward || count == 1)) return "one term only";
+    nbl__gemm_sm90 product = backward ? dx_product(&j) : forward_product(&j);
+    return nbl__gemm_sm90_can(cuda, &product);
+}

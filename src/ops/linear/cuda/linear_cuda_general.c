@@ -1,8 +1,6 @@
 /* linear_cuda_general.c - layers forward, the general way, and what it shares with backward. See linear_cuda.h. */
 #include "ops/linear/cuda/linear_cuda.h"
 
-#ifdef NIBBLE_CUDA_BUILT
-
 #include "ops/gemm/cuda/cublaslt.h"
 #include "ops/dequantize/dequantize_cuda.h"
 #include "ops/linear/cuda/dropout_cuda.h"
@@ -235,7 +233,7 @@ static bool is_for_dense_gemv(const nbl__cuda_linears *j, const nbl__cuda_linear
 }
 
 /* Few rows times a packed weight, or one times a dense one: its product, then the adapter onto it. Masks go the general
- * way, and so does training (`decoded`): there no bit may depend on whether a weight is kept packed. */
+ * way, and so does training (`dequantized`): there no bit may depend on whether a weight is kept packed. */
 static bool is_for_gemv(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l)
 {
     nbl_format format = l->a->w.format;
@@ -331,24 +329,19 @@ static bool is_plain(const nbl__cuda_linear_part *l)
     return l->rank == 0 && !l->factor;
 }
 
-/* All layers in one launch, where one row of x meets 4-bit weights of shapes that models have. */
-static nbl_status products_at_once(nbl__cuda_linears *j, bool *done)
+/* The products of all layers in one launch. */
+static nbl__gemv_one products_at_once(const nbl__cuda_linears *j)
 {
     nbl__gemv_one one = {.dtype = j->dtype, .x = j->x.data, .count = j->count, .act = -1};
-    *done = false;
-    if (j->tokens != 1 || j->count > NBL_MAX_GEMV_ONE) return NBL_OK;
     for (int i = 0; i < j->count; i++) {
         const nbl__cuda_linear_part *l = &j->layers[i];
-        if (!l->small) return NBL_OK;
         one.parts[i] = (nbl__gemv_part){.weight = &l->a->w, .y = l->a->y.data};
         if (is_plain(l)) one.parts[i].bias = l->a->bias;
     }
-    if (!nbl__cuda_gemv_one_takes(&one)) return NBL_OK;
-    *done = true;
-    return nbl__cuda_gemv_one(j->call->ctx, &one, nbl__call_cuda(j->call)->stream);
+    return one;
 }
 
-/* `multiplied`: products_at_once has been here. */
+/* `multiplied`: the products are there, with the bias of layers without an adapter. */
 static nbl_status forward_small_batch(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, bool multiplied)
 {
     const nbl__linear *a = l->a;
@@ -394,13 +387,12 @@ static nbl_status forward_layer(nbl__cuda_linears *j, const nbl__cuda_linear_par
     return NBL_OK;
 }
 
-size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool backward)
+size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool backward, bool small_only)
 {
     nbl__cuda_linears j;
     nbl__linear small[NBL_CUDA_LINEAR_MAX];
     size_t max = 0;
-    bool fast = nbl__cuda_fast_takes(members, count, backward);
-    if (!fast) {
+    if (!small_only) {
         nbl__cuda_linear_open(&j, NULL, members, count, backward, NULL);
         max = j.used;
     }
@@ -413,28 +405,69 @@ size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool bac
     return j.used > max ? j.used : max;
 }
 
-size_t nbl__cuda_linear_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count)
+/* ---- the ways ---- */
+
+static const char *gemv_can(nbl__cuda_way way, const nbl__linear *members, int count)
 {
-    size_t general = nbl__cuda_general_scratch(members, count, false);
-    if (!nbl__cuda_fast_takes(members, count, false)) return general;
-    size_t fast = nbl__cuda_fast_scratch(cuda, members, count, false);
+    nbl__cuda_linears j;
+    int small = 0;
+    nbl__cuda_linear_open(&j, NULL, members, count, false, NULL);
+    if (j.tokens > NBL__CUDA_GEMV_ROWS) return "more than 8 rows";
+    for (int i = 0; i < count; i++) small += is_for_gemv(&j, &j.layers[i]);
+    if (way == NBL_CUDA_GEMV) return small > 0 ? NULL : "no weight that multiplies as it is stored";
+    if (j.tokens != 1) return "more than one row";
+    nbl__gemv_one one = products_at_once(&j);
+    return small == count && count <= NBL_MAX_GEMV_ONE && nbl__cuda_gemv_one_takes(&one)
+               ? NULL
+               : "not 4-bit weights of one kind, aligned";
+}
+
+const char *nbl__cuda_linear_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *members,
+                                 int count)
+{
+    switch (way) {
+    case NBL_CUDA_GEMV_SM90:
+        if (cuda->major != 9) return "needs compute capability 9.0";
+        return gemv_can(way, members, count);
+    case NBL_CUDA_GEMV: return gemv_can(way, members, count);
+    case NBL_CUDA_FOLDED_SM90: return nbl__cuda_folded_can(cuda, members, count, false);
+    case NBL_CUDA_CUBLASLT: return nbl__cuda_train_can(members, count, false);
+    default: return NULL;
+    }
+}
+
+nbl__cuda_way nbl__cuda_linear_best(const nbl__cuda *cuda, const nbl__linear *members, int count)
+{
+    nbl__cuda_way way = 0;
+    while (nbl__cuda_linear_can(cuda, way, members, count)) way++;
+    return way;
+}
+
+size_t nbl__cuda_linear_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *members,
+                                int count)
+{
+    bool trains = way == NBL_CUDA_FOLDED_SM90 || way == NBL_CUDA_CUBLASLT;
+    size_t general = nbl__cuda_general_scratch(members, count, false, trains);
+    size_t fast = trains ? nbl__cuda_fast_scratch(cuda, members, count, false) : 0;
     return fast > general ? fast : general;
 }
 
-nbl_status nbl__cuda_linear_run(const nbl__call *call, const nbl__linear *members, int count)
+nbl_status nbl__cuda_linear_run(const nbl__call *call, nbl__cuda_way way, const nbl__linear *members,
+                                int count)
 {
     nbl__cuda_linears j;
-    if (nbl__cuda_fast_takes(members, count, false)) return nbl__cuda_fast_run(call, members, count);
+    if (way == NBL_CUDA_FOLDED_SM90 || way == NBL_CUDA_CUBLASLT)
+        return nbl__cuda_fast_run(call, members, count, way == NBL_CUDA_FOLDED_SM90);
     nbl__cuda_linear_open(&j, call, members, count, false, call->scratch);
     NBL_CHECK(call->ctx, j.used <= call->scratch_bytes, NBL_ERROR_INTERNAL,
               "%s: scratch of %zu bytes; %zu are needed", call->op, call->scratch_bytes, j.used);
     if (j.tokens == 0) return NBL_OK;
-    for (int i = 0; i < count; i++) j.layers[i].small = is_for_gemv(&j, &j.layers[i]);
+    bool at_once = way == NBL_CUDA_GEMV_SM90;
+    for (int i = 0; i < count; i++)
+        j.layers[i].small = at_once || (way == NBL_CUDA_GEMV && is_for_gemv(&j, &j.layers[i]));
     NBL_TRY(nbl__cuda_linear_prepare(&j, true));
-    bool multiplied;
-    NBL_TRY(products_at_once(&j, &multiplied));
-    for (int i = 0; i < count; i++) NBL_TRY(forward_layer(&j, &j.layers[i], multiplied));
+    nbl__gemv_one one = products_at_once(&j);
+    if (at_once) NBL_TRY(nbl__cuda_gemv_one(call->ctx, &one, nbl__call_cuda(call)->stream));
+    for (int i = 0; i < count; i++) NBL_TRY(forward_layer(&j, &j.layers[i], at_once));
     return NBL_OK;
 }
-
-#endif

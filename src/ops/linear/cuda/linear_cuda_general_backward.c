@@ -4,8 +4,6 @@
  * decoded again for every chunk when there are several of both. */
 #include "ops/linear/cuda/linear_cuda.h"
 
-#ifdef NIBBLE_CUDA_BUILT
-
 #include <cuda_runtime_api.h>
 
 #include "ops/gemm/cuda/cublaslt.h"
@@ -178,18 +176,32 @@ static nbl_status put_sums(const nbl__cuda_linears *j, const nbl__cuda_linear_pa
                               a->dmagnitude.data);
 }
 
-size_t nbl__cuda_linear_backward_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count)
+const char *nbl__cuda_linear_backward_can(const nbl__cuda *cuda, nbl__cuda_way way,
+                                          const nbl__linear *members, int count)
 {
-    size_t general = nbl__cuda_general_scratch(members, count, true);
-    if (!nbl__cuda_fast_takes(members, count, true)) return general;
-    size_t fast = nbl__cuda_fast_scratch(cuda, members, count, true);
+    switch (way) {
+    case NBL_CUDA_FOLDED_SM90: return nbl__cuda_folded_can(cuda, members, count, true);
+    case NBL_CUDA_CUBLASLT: return nbl__cuda_train_can(members, count, true);
+    case NBL_CUDA_GENERAL: return NULL;
+    default: return "forward only";
+    }
+}
+
+size_t nbl__cuda_linear_backward_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *members,
+                                         int count)
+{
+    bool trains = way != NBL_CUDA_GENERAL;
+    size_t general = nbl__cuda_general_scratch(members, count, true, trains);
+    size_t fast = trains ? nbl__cuda_fast_scratch(cuda, members, count, true) : 0;
     return fast > general ? fast : general;
 }
 
-nbl_status nbl__cuda_linear_backward_run(const nbl__call *call, const nbl__linear *members, int count)
+nbl_status nbl__cuda_linear_backward_run(const nbl__call *call, nbl__cuda_way way, const nbl__linear *members,
+                                         int count)
 {
     nbl__cuda_linears j;
-    if (nbl__cuda_fast_takes(members, count, true)) return nbl__cuda_fast_backward_run(call, members, count);
+    if (way != NBL_CUDA_GENERAL)
+        return nbl__cuda_fast_backward_run(call, members, count, way == NBL_CUDA_FOLDED_SM90);
     nbl__cuda_linear_open(&j, call, members, count, true, call->scratch);
     NBL_CHECK(call->ctx, j.used <= call->scratch_bytes, NBL_ERROR_INTERNAL,
               "%s: scratch of %zu bytes; %zu are needed", call->op, call->scratch_bytes, j.used);
@@ -204,5 +216,3 @@ nbl_status nbl__cuda_linear_backward_run(const nbl__call *call, const nbl__linea
     for (int i = 0; i < count; i++) NBL_TRY(put_sums(&j, &j.layers[i]));
     return NBL_OK;
 }
-
-#endif

@@ -2,18 +2,16 @@
  *
  * The terms of rank r join the base products in one of two ways:
  *
- *     folded    on a Hopper, where memory is aligned to 16 bytes: y = x·Wᵀ + t·Bᵀ and dx = Σ dy_i·W_i + u·A each in one K
+ *     folded    NBL_CUDA_FOLDED_SM90, where memory is aligned to 16 bytes: y = x·Wᵀ + t·Bᵀ and dx = Σ dy_i·W_i + u·A each in one K
  *               loop of our own product (linear_cuda_folded.c). Results are written and rounded once; with dropout dx begins
  *               with what the masks leave of u·A, and the loop adds to that.
- *     before    elsewhere: y = t·Bᵀ, then y += x·Wᵀ; dx = u·A, then dx += dy_i·W_i. A result is written more than
+ *     before    NBL_CUDA_CUBLASLT: y = t·Bᵀ, then y += x·Wᵀ; dx = u·A, then dx += dy_i·W_i. A result is written more than
  *               once and rounded each time: 1.1e-3 of its norm, so 1.6e-3 for y and up to 2.5e-3 for the dx of four
  *               layers.
  *
  * A bias goes along as two columns of the adapter, its bf16 value and what that lost, times 1. A dense weight in bf16 is
  * used where it lies. Weights are decoded one after another into one place; folded, side by side. */
 #include "ops/linear/cuda/linear_cuda_train.h"
-
-#ifdef NIBBLE_CUDA_BUILT
 
 #include <cuda_runtime_api.h>
 
@@ -29,29 +27,33 @@ static int64_t columns_of(const nbl__linear *a, bool backward)
     return (columns + 15) / 16 * 16;
 }
 
-bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward)
+const char *nbl__cuda_train_can(const nbl__linear *members, int count, bool backward)
 {
     int64_t in = members->w.shape[1], wide = 0;
     bool small = false; /* results of adapters: what the kernels of biases and masks take */
-    if (members->dtype != NBL_DTYPE_BF16 || members->x.dtype != NBL_DTYPE_BF16) return false;
-    if (nbl__tensor_rows(&members->x) <= NBL_CUDA_SMALL_BATCH || in == 0 || in % 8 != 0) return false;
+    static const char bf16[] = "needs bf16", eights[] = "needs rows and columns by the eight";
+    if (members->dtype != NBL_DTYPE_BF16 || members->x.dtype != NBL_DTYPE_BF16) return bf16;
+    if (nbl__tensor_rows(&members->x) <= NBL_CUDA_SMALL_BATCH) return "16 tokens or fewer";
+    if (in == 0 || in % 8 != 0) return eights;
     for (int i = 0; i < count; i++) {
         const nbl__linear *a = &members[i];
-        if (a->w.shape[0] == 0 || a->w.shape[0] % 8 != 0 || nbl__given(&a->magnitude)) return false;
-        if (!backward && nbl__linear_by_codes(a)) return false;
-        if (!nbl__fast_packed(&a->w) && a->w.dtype != NBL_DTYPE_BF16) return false;
-        if ((backward ? a->dy.dtype : a->y.dtype) != NBL_DTYPE_BF16) return false;
+        if (a->w.shape[0] == 0 || a->w.shape[0] % 8 != 0) return eights;
+        if (nbl__given(&a->magnitude)) return "DoRA";
+        if (!backward && nbl__linear_by_codes(a)) return "int8 codes multiply as integers";
+        if (!nbl__fast_packed(&a->w) && a->w.dtype != NBL_DTYPE_BF16) return bf16;
+        if ((backward ? a->dy.dtype : a->y.dtype) != NBL_DTYPE_BF16) return bf16;
         small |= (!backward && nbl__given(&a->bias)) || (backward && a->dropout > 0);
         wide += columns_of(a, backward);
     }
-    if (backward && members->dx.dtype != NBL_DTYPE_BF16) return false;
-    return !small || wide <= NBL_TALL_SKINNY_MAX;
+    if (backward && members->dx.dtype != NBL_DTYPE_BF16) return bf16;
+    return !small || wide <= NBL_TALL_SKINNY_MAX ? NULL
+                                                 : "adapters of too large a rank beside a bias or a mask";
 }
 
 size_t nbl__cuda_fast_kept(const nbl__linear *members, int count)
 {
     int64_t wide = 0;
-    if (!nbl__cuda_fast_takes(members, count, false)) return 0;
+    if (nbl__cuda_train_can(members, count, false)) return 0;
     for (int i = 0; i < count; i++) wide += columns_of(&members[i], false);
     return (size_t)(nbl__tensor_rows(&members->x) * wide) * 2;
 }
@@ -102,7 +104,7 @@ static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64
 /* t is what forward leaves for backward, if there is room for that; else scratch. */
 static void assign_t(nbl__fast *j, bool backward)
 {
-    void *kept = j->call ? j->call->around.kept : NULL;
+    void *kept = j->call ? j->call->kept : NULL;
     j->t_ld = 0;
     for (int i = 0; i < j->count; i++) {
         nbl__linear_train *l = &j->layers[i];
@@ -137,19 +139,19 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
         if (nbl__fast_packed(&l->a->w))
             dequantized = nbl__max_i64(dequantized, l->out), dequantized_all += l->out, any_packed = true;
     }
-    j->folds = cuda->major == 9 && (j->wide > 0 || (backward && count > 1));
+    j->side_by_side = cuda->major == 9 && (j->wide > 0 || (backward && count > 1));
     for (int i = 0; i < count; i++) {
         nbl__linear_train *l = &j->layers[i];
         l->lora_b = cut(&c, l->wide > 0, l->wide * l->out);
     }
     j->lora_a = cut(&c, j->wide > 0, j->wide * j->in);
-    j->w = cut(&c, any_packed, (j->folds ? dequantized_all : dequantized) * j->in);
+    j->w = cut(&c, any_packed, (j->side_by_side ? dequantized_all : dequantized) * j->in);
     int64_t row = 0;
     for (int i = 0; i < count; i++) {
         nbl__linear_train *l = &j->layers[i];
         bool packed = nbl__fast_packed(&l->a->w);
         l->w = packed ? nbl__fast_at(j->w, row * j->in) : (void *)(uintptr_t)l->a->w.data;
-        if (packed && j->folds) row += l->out;
+        if (packed && j->side_by_side) row += l->out;
     }
     void **joined = backward ? &j->u : &j->t;
     *joined = cut(&c, j->wide > 0, j->tokens * j->wide);
@@ -162,8 +164,14 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
 size_t nbl__cuda_fast_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward)
 {
     nbl__fast j;
-    open_job(&j, cuda, NULL, members, count, backward, NULL);
+    nbl__fast_sketch(&j, cuda, members, count, backward);
     return j.used;
+}
+
+void nbl__fast_sketch(nbl__fast *j, const nbl__cuda *cuda, const nbl__linear *members, int count,
+                      bool backward)
+{
+    open_job(j, cuda, NULL, members, count, backward, NULL);
 }
 
 nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
@@ -340,7 +348,7 @@ static nbl_status forward_before(const nbl__fast *j, const nbl__linear_train *l)
                                           .beta = l->wide > 0 ? 1 : 0});
 }
 
-nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members, int count)
+nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members, int count, bool folded)
 {
     nbl__fast j;
     NBL_TRY(nbl__fast_open(&j, call, members, count, false));
@@ -348,10 +356,7 @@ nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members,
         NBL_TRY(nbl__fast_pack(&j, false));
         NBL_TRY(nbl__fast_make_t(&j, true));
     }
-    bool done = false;
-    if (j.folds) NBL_TRY(nbl__fold_forward(&j, &done));
-    for (int i = 0; i < count && !done; i++) NBL_TRY(forward_before(&j, &j.layers[i]));
+    if (folded) return nbl__fold_forward(&j);
+    for (int i = 0; i < count; i++) NBL_TRY(forward_before(&j, &j.layers[i]));
     return NBL_OK;
 }
-
-#endif

@@ -12,7 +12,7 @@ typedef struct nbl__linear_train {
         first; /* its columns of t and u: rank, and bias forward, in multiples of 16; and where they begin */
     int64_t t_first; /* its columns of t: forward may have left a wider one */
     void *lora_b;    /* forward: [out, wide]; backward: [wide, out] */
-    void *w;         /* decoded, or where it lies; folded */
+    void *w;         /* dequantized, or where it lies */
     double *sums;    /* [out]; backward with a bias */
 } nbl__linear_train;
 
@@ -21,11 +21,11 @@ typedef struct nbl__fast {
     nbl_tensor x, dx;
     int64_t tokens, in, wide, outs; /* wide, outs: of all layers */
     int count;
-    bool folds;         /* all terms of a result in one K loop (gemm_sm90.h), where alignment lets them */
+    bool side_by_side;  /* dequantized weights have places of their own: on compute capability 9.0 */
     bool drops, over_x; /* over_x: backward's first sweep is over x, not dy */
     nbl__linear_train layers[NBL_CUDA_LINEAR_MAX];
     void *lora_a; /* [wide, in] */
-    void *w;      /* decoded: one weight, or, folded, all of them */
+    void *w;      /* dequantized: one weight, or, side by side, all of them */
     void *t, *u;  /* [tokens, t_ld] and [tokens, wide] */
     int64_t t_ld;
     bool has_t;    /* backward: forward left it */
@@ -36,6 +36,9 @@ typedef struct nbl__fast {
     size_t used;
 } nbl__fast;
 
+/* Lays out pieces without memory: they have addresses as aligned as those of scratch. */
+void nbl__fast_sketch(nbl__fast *j, const nbl__cuda *cuda, const nbl__linear *members, int count,
+                      bool backward);
 /* Lays out scratch, which must be large enough. */
 nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
                           bool backward);
@@ -52,10 +55,10 @@ nbl_status nbl__fast_dequantize(const nbl__fast *j, const nbl__linear_train *l, 
 /* c = alpha·a·b + beta·c of bf16. */
 nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g);
 
-/* linear_cuda_folded.c. *done: whether it was possible; else nothing has happened. */
-nbl_status nbl__fold_forward(const nbl__fast *j, bool *done);
-/* `begun`: dx holds the adapters' terms already, and the loop adds to them. */
-nbl_status nbl__fold_dx(const nbl__fast *j, bool begun, bool *done);
+/* linear_cuda_folded.c, where nbl__cuda_folded_can says so. */
+nbl_status nbl__fold_forward(const nbl__fast *j);
+/* With dropout dx holds the adapters' terms already, and the loop adds to them. */
+nbl_status nbl__fold_dx(const nbl__fast *j);
 
 static inline bool nbl__fast_packed(const nbl_weight *w)
 {

@@ -5,8 +5,6 @@
  * once. */
 #include "ops/linear/cuda/linear_cuda_train.h"
 
-#ifdef NIBBLE_CUDA_BUILT
-
 #include "ops/linear/cuda/dropout_cuda.h"
 #include "ops/linear/cuda/linear_helpers.h"
 #include "ops/gemm/cuda/gemm_tall_skinny.h"
@@ -222,14 +220,12 @@ static nbl_status dx_dropped(const nbl__fast *j)
     return nbl__cuda_expand(j->call, &e);
 }
 
-static nbl_status make_dx(const nbl__fast *j)
+static nbl_status make_dx(const nbl__fast *j, bool folded)
 {
     nbl__gemm g = {.c_dtype = NBL_DTYPE_BF16, .m = j->tokens, .n = j->in, .c = j->dx.data};
-    bool begun = j->drops, done = false;
-    if (begun) NBL_TRY(dx_dropped(j));
-    if (j->folds) NBL_TRY(nbl__fold_dx(j, begun, &done));
-    if (done) return NBL_OK;
-    if (j->wide > 0 && !begun) {
+    if (j->drops) NBL_TRY(dx_dropped(j));
+    if (folded) return nbl__fold_dx(j);
+    if (j->wide > 0 && !j->drops) {
         g.k = j->wide, g.a = j->u, g.lda = j->wide, g.b = j->lora_a;
         NBL_TRY(nbl__fast_multiply(j, 1, g));
     }
@@ -244,7 +240,8 @@ static nbl_status make_dx(const nbl__fast *j)
     return NBL_OK;
 }
 
-nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear *members, int count)
+nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear *members, int count,
+                                       bool folded)
 {
     nbl__fast j;
     NBL_TRY(nbl__fast_open(&j, call, members, count, true));
@@ -252,7 +249,7 @@ nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear 
     for (int i = 0; i < count; i++)
         want.a |= wanted(&members[i].dlora_a), want.b |= wanted(&members[i].dlora_b);
     NBL_TRY(adapter_gradients(&j, &want));
-    if (want.dx) NBL_TRY(make_dx(&j));
+    if (want.dx) NBL_TRY(make_dx(&j, folded));
     for (int i = 0; i < count; i++) {
         const nbl__linear_train *l = &j.layers[i];
         const nbl__linear *a = l->a;
@@ -266,5 +263,3 @@ nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear 
     }
     return NBL_OK;
 }
-
-#endif

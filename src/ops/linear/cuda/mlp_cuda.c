@@ -9,11 +9,14 @@
  * Chunks of this size are small for a device: where speed matters, a graph of linear_group, gated and linear does the
  * same. With `keep` g and u are the saved tensors, and forward writes act(g)·u beside them.
  *
- * A few rows of bf16, as decoding has them, have bf16 between their layers, which multiply packed weights as they are;
- * for one row without adapters gate, up and act are one launch, and act(g)·u is rounded once. */
+ * The rows:
+ *
+ *     gemv_sm90   one row without adapters: gate, up and act in one launch, and act(g)·u is rounded once
+ *     gemv        few rows: the layers multiply weights as they are stored; bf16 has bf16 between its layers
+ *     general     the layers go the general way
+ *
+ * What is left after whole chunks may be few rows: its layers go the best way that linear has for them. */
 #include "ops/linear/mlp.h"
-
-#ifdef NIBBLE_CUDA_BUILT
 
 #include "ops/linear/cuda/lora_decode.h"
 #include "ops/gemv/cuda/gemv_cuda.h"
@@ -34,12 +37,18 @@ static bool is_small_batch(const nbl__mlp *a)
            !a->keep;
 }
 
-static pieces layout(const nbl__mlp *a, bool backward, uint8_t *base)
+/* Does this way have bf16 between the layers? */
+static bool goes_narrow(nbl__cuda_way way, const nbl__mlp *a)
+{
+    return way != NBL_CUDA_GENERAL && is_small_batch(a);
+}
+
+static pieces layout(nbl__cuda_way way, const nbl__mlp *a, bool backward, uint8_t *base)
 {
     const nbl__linear *parts[NBL_MLP_PARTS] = {&a->gate, &a->up, &a->down};
     int64_t values = nbl__min_i64(NBL_MLP_CHUNK, nbl__tensor_rows(&a->gate.x)) * a->gate.w.shape[0];
     nbl__cut cut = {base, 0};
-    pieces p = {.between = !backward && is_small_batch(a) ? NBL_DTYPE_BF16 : NBL_DTYPE_F32};
+    pieces p = {.between = !backward && goes_narrow(way, a) ? NBL_DTYPE_BF16 : NBL_DTYPE_F32};
     NBL_CUT(&cut, p.g, values);
     NBL_CUT(&cut, p.u, backward || !a->keep ? values : 0);
     NBL_CUT(&cut, p.d, backward ? values : 0);
@@ -79,47 +88,44 @@ static size_t largest(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-static size_t scratch_of(const nbl__cuda *cuda, const nbl__mlp *a, bool backward)
+/* The scratch of the layers of a chunk, whose ways are the general one or gemv. */
+static size_t of_layers(const nbl__cuda *cuda, const nbl__linear *parts, bool backward)
+{
+    const nbl__linear *down = &parts[NBL_MLP_DOWN];
+    size_t max = largest(nbl__cuda_linear_scratch(cuda, NBL_CUDA_GENERAL, parts, 2),
+                         nbl__cuda_linear_scratch(cuda, NBL_CUDA_GENERAL, down, 1));
+    if (!backward) return max;
+    max = largest(max, nbl__cuda_linear_backward_scratch(cuda, NBL_CUDA_GENERAL, parts, 2));
+    return largest(max, nbl__cuda_linear_backward_scratch(cuda, NBL_CUDA_GENERAL, down, 1));
+}
+
+static size_t scratch_of(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a, bool backward)
 {
     enum { STAND_IN = 64 }; /* an address that is not NULL; nothing is read */
     nbl__linear parts[NBL_MLP_PARTS];
-    pieces p = layout(a, backward, (uint8_t *)(uintptr_t)STAND_IN);
+    pieces p = layout(way, a, backward, (uint8_t *)(uintptr_t)STAND_IN);
     parts_of(a, 0, &p, p.g, parts);
-    size_t max = largest(nbl__cuda_linear_scratch(cuda, parts, 2),
-                         nbl__cuda_linear_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
-    if (backward) {
-        max = largest(max, nbl__cuda_linear_backward_scratch(cuda, parts, 2));
-        max = largest(max, nbl__cuda_linear_backward_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
-    }
+    size_t max = of_layers(cuda, parts, backward);
     /* the last chunk is shorter and may go another way */
     int64_t chunks = nbl__mlp_chunks(a);
     if (chunks > 1) {
         parts_of(a, chunks - 1, &p, p.g, parts);
-        max = largest(max, nbl__cuda_linear_scratch(cuda, parts, 2));
-        max = largest(max, nbl__cuda_linear_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
-        if (backward) max = largest(max, nbl__cuda_linear_backward_scratch(cuda, parts, 2));
-        if (backward) max = largest(max, nbl__cuda_linear_backward_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
+        max = largest(max, of_layers(cuda, parts, backward));
     }
     return p.used + max;
 }
 
 /* Planned for many rows, it may run with a few, which go another way. */
-static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
+size_t nbl__cuda_mlp_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a)
 {
-    const nbl__mlp *a = arguments;
     nbl__mlp small = *a;
-    size_t max = scratch_of(nbl__cuda_of(ctx), a, false);
+    size_t max = scratch_of(cuda, way, a, false);
     if (nbl__tensor_rows(&a->gate.x) <= NBL_LORA_DECODE_ROWS) return max;
     small.gate.x.rank = small.down.y.rank = 2;
     small.gate.x.shape[0] = small.down.y.shape[0] = NBL_LORA_DECODE_ROWS;
     small.gate.x.shape[1] = a->gate.w.shape[1];
     small.down.y.shape[1] = a->down.w.shape[0];
-    return largest(max, scratch_of(nbl__cuda_of(ctx), &small, false));
-}
-
-static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
-{
-    return scratch_of(nbl__cuda_of(ctx), arguments, true);
+    return largest(max, scratch_of(cuda, NBL_CUDA_GEMV, &small, false));
 }
 
 static nbl_status make_norms(const nbl__call *call, const nbl__mlp *a, const pieces *p)
@@ -158,15 +164,23 @@ bool nbl__cuda_mlp_at_once(const nbl__mlp *a, nbl__gemv_one *one)
     return nbl__cuda_gemv_one_takes(one);
 }
 
-static nbl_status run_small_batch(const nbl__call *call, const nbl__mlp *a, const pieces *p, nbl__call *inner)
+/* The layers of a call whose first chunk goes this way. */
+static nbl_status run_layers(const nbl__call *call, nbl__cuda_way way, int64_t chunk,
+                             const nbl__linear *members, int count)
+{
+    if (way != NBL_CUDA_GENERAL || chunk > 0) way = nbl__cuda_linear_best(nbl__call_cuda(call), members, count);
+    return nbl__cuda_linear_run(call, way, members, count);
+}
+
+static nbl_status run_small_batch(const nbl__call *call, nbl__cuda_way way, const nbl__mlp *a,
+                                  const nbl_rmsnorm *norm, const pieces *p, nbl__call *inner)
 {
     nbl__linear parts[NBL_MLP_PARTS];
     nbl__gemv_one one;
     parts_of(a, 0, p, p->g, parts);
-    bool joined = call->around.before.op &&
-                  nbl__cuda_norm_joins(call->around.before.op->name, call->around.before.arguments, call->op,
-                                       a, &one);
-    if (joined || nbl__cuda_mlp_at_once(a, &one)) {
+    if (way == NBL_CUDA_GEMV_SM90) {
+        nbl__cuda_mlp_at_once(a, &one);
+        one.norm = norm;
         one.parts[0].y = p->g;
         NBL_TRY(nbl__cuda_gemv_one(call->ctx, &one, nbl__call_cuda(call)->stream));
     } else {
@@ -175,29 +189,29 @@ static nbl_status run_small_batch(const nbl__call *call, const nbl__mlp *a, cons
                             .gate = parts[NBL_MLP_GATE].y,
                             .up = parts[NBL_MLP_UP].y,
                             .h = parts[NBL_MLP_DOWN].x};
-        NBL_TRY(nbl__cuda_linear_run(inner, parts, 2));
+        NBL_TRY(run_layers(inner, way, 0, parts, 2));
         NBL_TRY(nbl__gated_cuda.run(call, &gated));
     }
-    return nbl__cuda_linear_run(inner, &parts[NBL_MLP_DOWN], 1);
+    return run_layers(inner, way, 0, &parts[NBL_MLP_DOWN], 1);
 }
 
-static nbl_status run_forward(const nbl__call *call, const void *arguments)
+nbl_status nbl__cuda_mlp_run(const nbl__call *call, nbl__cuda_way way, const nbl__mlp *a,
+                             const nbl_rmsnorm *norm)
 {
-    const nbl__mlp *a = arguments;
-    pieces p = layout(a, false, call->scratch);
+    pieces p = layout(way, a, false, call->scratch);
     nbl__call inner = *call;
     inner.scratch += p.used;
     inner.scratch_bytes -= p.used;
     NBL_TRY(make_norms(call, a, &p));
-    if (is_small_batch(a)) return run_small_batch(call, a, &p, &inner);
+    if (goes_narrow(way, a)) return run_small_batch(call, way, a, norm, &p, &inner);
     for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
         nbl__linear parts[NBL_MLP_PARTS];
         parts_of(a, chunk, &p, p.g, parts);
         if (a->keep) parts[NBL_MLP_GATE].y.data = kept_rows(&a->gate_out, chunk);
         if (a->keep) parts[NBL_MLP_UP].y.data = kept_rows(&a->up_out, chunk);
-        NBL_TRY(nbl__cuda_linear_run(&inner, parts, 2));
+        NBL_TRY(run_layers(&inner, way, chunk, parts, 2));
         NBL_TRY(gate(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, false));
-        NBL_TRY(nbl__cuda_linear_run(&inner, &parts[NBL_MLP_DOWN], 1));
+        NBL_TRY(run_layers(&inner, way, chunk, &parts[NBL_MLP_DOWN], 1));
     }
     return NBL_OK;
 }
@@ -209,10 +223,9 @@ static nbl__linear only_dx(nbl__linear a)
     return a;
 }
 
-static nbl_status run_backward(const nbl__call *call, const void *arguments)
+static nbl_status backward_run(const nbl__call *call, nbl__cuda_way way, const nbl__mlp *a)
 {
-    const nbl__mlp *a = arguments;
-    pieces p = layout(a, true, call->scratch);
+    pieces p = layout(way, a, true, call->scratch);
     nbl__call inner = *call;
     inner.scratch += p.used;
     inner.scratch_bytes -= p.used;
@@ -220,19 +233,70 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
         nbl__linear parts[NBL_MLP_PARTS];
         parts_of(a, chunk, &p, p.d, parts);
-        if (!a->keep) NBL_TRY(nbl__cuda_linear_run(&inner, parts, 2));
+        if (!a->keep) NBL_TRY(run_layers(&inner, way, chunk, parts, 2));
         nbl__linear down = only_dx(parts[NBL_MLP_DOWN]);
-        NBL_TRY(nbl__cuda_linear_backward_run(&inner, &down, 1));
+        NBL_TRY(nbl__cuda_linear_backward_run(&inner, NBL_CUDA_GENERAL, &down, 1));
         NBL_TRY(gate(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, true));
         parts[NBL_MLP_DOWN].dx.data = NULL;
-        NBL_TRY(nbl__cuda_linear_backward_run(&inner, &parts[NBL_MLP_DOWN], 1));
-        NBL_TRY(nbl__cuda_linear_backward_run(&inner, parts, 2));
+        NBL_TRY(nbl__cuda_linear_backward_run(&inner, NBL_CUDA_GENERAL, &parts[NBL_MLP_DOWN], 1));
+        NBL_TRY(nbl__cuda_linear_backward_run(&inner, NBL_CUDA_GENERAL, parts, 2));
     }
     return NBL_OK;
 }
 
-const nbl__impl nbl__mlp_cuda = {"mlp_cuda", NBL_ISA_SCALAR, NULL, forward_scratch, run_forward};
-const nbl__impl nbl__mlp_backward_cuda = {"mlp_backward_cuda", NBL_ISA_SCALAR, NULL, backward_scratch,
-                                          run_backward};
+/* ---- rows ---- */
 
-#endif
+/* Has a layer among `count` a weight that multiplies as it is stored? */
+static bool has_gemv(const nbl__cuda *cuda, const nbl__linear *members, int count)
+{
+    return nbl__cuda_linear_can(cuda, NBL_CUDA_GEMV_SM90, members, count) == NULL ||
+           nbl__cuda_linear_can(cuda, NBL_CUDA_GEMV, members, count) == NULL;
+}
+
+static const char *gemv_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a, bool backward)
+{
+    enum { STAND_IN = 64 };
+    nbl__linear parts[NBL_MLP_PARTS];
+    if (nbl__tensor_rows(&a->gate.x) > NBL_LORA_DECODE_ROWS) return "more than 8 rows";
+    if (backward && a->keep) return "no output of a layer is needed again";
+    pieces p = layout(way, a, backward, (uint8_t *)(uintptr_t)STAND_IN);
+    parts_of(a, 0, &p, backward ? p.d : p.g, parts);
+    bool gemv = has_gemv(cuda, parts, 2) || (!backward && has_gemv(cuda, &parts[NBL_MLP_DOWN], 1));
+    return gemv || (!backward && is_small_batch(a)) ? NULL : "no layer multiplies its weight as it is stored";
+}
+
+const char *nbl__cuda_mlp_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a)
+{
+    nbl__gemv_one one;
+    if (way == NBL_CUDA_GENERAL) return NULL;
+    if (way == NBL_CUDA_GEMV) return gemv_can(cuda, way, a, false);
+    if (cuda->major != 9) return "needs compute capability 9.0";
+    return nbl__cuda_mlp_at_once(a, &one) ? NULL : "not one row of 4-bit weights of one kind, aligned";
+}
+
+static size_t forward_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a)
+{
+    return nbl__cuda_mlp_scratch(cuda, way, a);
+}
+
+static nbl_status forward_run(const nbl__call *call, nbl__cuda_way way, const nbl__mlp *a)
+{
+    return nbl__cuda_mlp_run(call, way, a, NULL);
+}
+
+static const char *backward_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a)
+{
+    return way == NBL_CUDA_GEMV ? gemv_can(cuda, way, a, true) : NULL;
+}
+
+static size_t backward_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a)
+{
+    return scratch_of(cuda, way, a, true);
+}
+
+#define forward_can nbl__cuda_mlp_can
+NBL_CUDA_LINEAR_ROW(mlp, forward, gemv_sm90, NBL_CUDA_GEMV_SM90)
+NBL_CUDA_LINEAR_ROW(mlp, forward, gemv, NBL_CUDA_GEMV)
+NBL_CUDA_LINEAR_ROW(mlp, forward, general, NBL_CUDA_GENERAL)
+NBL_CUDA_LINEAR_ROW(mlp_backward, backward, gemv, NBL_CUDA_GEMV)
+NBL_CUDA_LINEAR_ROW(mlp_backward, backward, general, NBL_CUDA_GENERAL)
