@@ -1,5 +1,15 @@
-/* jinja_format.c - str.format and str.format_map. Attributes and items in fields ("{a.b[0]}")
- * follow the rules of the sandbox. */
+/* jinja_format.c - str.format and str.format_map.
+ *
+ *     '{} {name.x[0]!r:>{width}}'.format(a, name=b, width=8)
+ *       │   │         │   └ specification, which may contain fields itself
+ *       │   │         └ conversion: r (repr) or s (str)
+ *       │   └ an argument by name; then attributes and items
+ *       └ the next positional argument
+ *
+ * Attributes and items follow the rules of the sandbox, so that "{a.__class__}" gives nothing away.
+ *
+ * Numbered ({0}) and automatic ({}) fields cannot be mixed, as in Python. A specification is parsed
+ * by read_spec, and its fields are formatted first; this nests once. */
 #include <math.h>
 
 #include "text/template/runtime/jinja_field.h"
@@ -12,6 +22,8 @@ typedef struct formatter {
     bool markup;
 } formatter;
 
+/* Reads a specification: [[fill]align][sign][#][0][width][, or _][.precision][code]. A fill may be
+ * any character, also one of the alignments: "<<5". */
 static nbl_status read_spec(tpl_vm *vm, const tpl_string *spec, tpl_field *f)
 {
     const char *at = spec->bytes, *end = at + spec->size;
@@ -58,6 +70,7 @@ static nbl_status bad_code(tpl_vm *vm, char kind, tpl_value v)
                           nbl__tpl_type_name(v));
 }
 
+/* Formats a float. Without a code Python writes its repr, not 6 digits. */
 static nbl_status format_float(tpl_vm *vm, tpl_field *f, double v, tpl_text *out)
 {
     char text[40];
@@ -77,6 +90,8 @@ static nbl_status format_float(tpl_vm *vm, tpl_field *f, double v, tpl_text *out
     return nbl__tpl_put_float(vm, f, v, f->kind, f->precision < 0 ? 6 : f->precision, out);
 }
 
+/* Formats a value by its type. Texts allow s, integers the codes of integers and floats, floats
+ * those of floats; other types allow an empty specification only. */
 static nbl_status format_value(tpl_vm *vm, tpl_value v, const tpl_string *spec, tpl_text *out)
 {
     tpl_field f;
@@ -180,6 +195,7 @@ static nbl_status format_field(formatter *f, const char **position, const char *
     const char *at = *position, *name = at;
     int nested = 1;
     bool bracket = false;
+    /* find the end of the name; inside [ ] all characters belong to the key */
     for (; at < end; at++) {
         if (*at == '[') bracket = true;
         else if (*at == ']') bracket = false;
@@ -196,6 +212,7 @@ static nbl_status format_field(formatter *f, const char **position, const char *
         at += 2;
     }
     const char *spec = at < end && *at == ':' ? at + 1 : at;
+    /* find the end of the specification; its own fields nest */
     for (at = spec; at < end; at++) {
         nested += *at == '{' ? 1 : *at == '}' ? -1 : 0;
         if (nested == 0) break;
@@ -218,6 +235,7 @@ static nbl_status format_field(formatter *f, const char **position, const char *
     if (depth == 0) return nbl__tpl_raise(vm, "ValueError: Max string recursion exceeded");
     NBL_TRY(format_text(f, spec, at, depth - 1, &made));
     NBL_TRY(nbl__tpl_take(vm, &made, &text));
+    /* safe HTML ("markup") escapes every field that is not safe */
     made = (tpl_text){0};
     NBL_TRY(format_value(vm, value, text.string, f->markup ? &made : out));
     if (!f->markup) return NBL_OK;
@@ -227,6 +245,8 @@ static nbl_status format_field(formatter *f, const char **position, const char *
     return nbl__tpl_add_string(vm, out, text.string);
 }
 
+/* Formats text with fields. "{{" and "}}" are the characters { and }. `depth`: levels of nested
+ * fields that are still allowed. */
 static nbl_status format_text(formatter *f, const char *at, const char *end, int depth, tpl_text *out)
 {
     while (at < end) {

@@ -1,7 +1,11 @@
 /* jinja_string_methods.c - the methods of str that search, strip, replace, pad and join.
  *
- * * Positions are counted in characters, as in Python; texts are UTF-8. Searches for long texts use
- * a rolling hash (Rabin-Karp), so that they are linear. */
+ * Positions are counted in characters, as in Python; texts are UTF-8. Searches for long texts use a
+ * rolling hash (Rabin-Karp), so that they are linear. A byte search is a character search, because
+ * no UTF-8 character begins inside another.
+ *
+ * The result of a method of safe HTML (Markup) is safe HTML too, and texts that are put into it are
+ * escaped. */
 #include "text/template/runtime/jinja_runtime.h"
 #include "text/template/library/jinja_unicode.h"
 
@@ -37,6 +41,7 @@ int64_t nbl__tpl_find(const char *all, size_t size, const char *part, size_t par
     return -1;
 }
 
+/* Always by the rolling hash: there is no memrchr in standard C. */
 int64_t nbl__tpl_find_last(const char *all, size_t size, const char *part, size_t part_size)
 {
     uint64_t want = 0, have = 0, top = 1;
@@ -81,6 +86,7 @@ static nbl_status window(tpl_vm *vm, const tpl_string *s, tpl_value start, tpl_v
     return tpl_read(vm, s->size);
 }
 
+/* str.find and its kin: the position in characters, or -1. */
 static nbl_status find_text(tpl_vm *vm, tpl_value self, const tpl_args *args, const char *name, bool last,
                             int64_t *found)
 {
@@ -113,6 +119,7 @@ static nbl_status str_rfind(tpl_vm *vm, tpl_value self, const tpl_args *args, tp
     return find_text(vm, self, args, "rfind", true, &result->integer);
 }
 
+/* index() is find() that fails. */
 static nbl_status index_text(tpl_vm *vm, tpl_value self, const tpl_args *args, bool last, tpl_value *result)
 {
     *result = tpl_int(0);
@@ -130,6 +137,7 @@ static nbl_status str_rindex(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     return index_text(vm, self, args, true, result);
 }
 
+/* Counts occurrences that do not overlap. "" occurs before each character and at the end. */
 static nbl_status str_count(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value v[3];
@@ -232,6 +240,7 @@ nbl_status nbl__tpl_strip(tpl_vm *vm, tpl_value v, tpl_value chars, bool left, b
     return NBL_OK;
 }
 
+/* strip, lstrip and rstrip. `chars` is a set of characters, not an affix. */
 static nbl_status strip(tpl_vm *vm, tpl_value self, const tpl_args *args, bool left, bool right,
                         tpl_value *result)
 {
@@ -255,6 +264,7 @@ static nbl_status str_rstrip(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     return strip(vm, self, args, false, true, result);
 }
 
+/* removeprefix and removesuffix: the text itself if it has no such affix. */
 static nbl_status remove_affix(tpl_vm *vm, tpl_value self, const tpl_args *args, bool end, tpl_value *result)
 {
     tpl_value v;
@@ -326,6 +336,7 @@ static nbl_status str_replace(tpl_vm *vm, tpl_value self, const tpl_args *args, 
     return NBL_OK;
 }
 
+/* str.center rounds as CPython: an odd blank goes to the left only if the width is odd. */
 nbl_status nbl__tpl_center(tpl_vm *vm, const tpl_string *s, int64_t width, uint32_t fill, int side,
                            tpl_value *result)
 {
@@ -341,6 +352,7 @@ nbl_status nbl__tpl_center(tpl_vm *vm, const tpl_string *s, int64_t width, uint3
     return nbl__tpl_take(vm, &text, result);
 }
 
+/* ljust, rjust and center with a fill character. */
 static nbl_status pad(tpl_vm *vm, tpl_value self, const tpl_args *args, int side, tpl_value *result)
 {
     tpl_value v[2];
@@ -372,6 +384,7 @@ static nbl_status str_center(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     return pad(vm, self, args, 0, result);
 }
 
+/* '-5'.zfill(4) is '-005': the zeros go behind the sign. */
 static nbl_status str_zfill(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value v, zeros;
@@ -390,6 +403,7 @@ static nbl_status str_zfill(tpl_vm *vm, tpl_value self, const tpl_args *args, tp
     return NBL_OK;
 }
 
+/* Tabs become blanks up to the next multiple of the tab size. A line end begins a new column. */
 static nbl_status str_expandtabs(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value v;

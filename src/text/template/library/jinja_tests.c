@@ -1,7 +1,11 @@
 /* jinja_tests.c - the tests behind `is`, and the look-up of filters and tests by name. A test has
- * the signature of a filter and stores a bool. */
+ * the signature of a filter and stores a bool.
+ *
+ * The tables are searched from their start. A template's filters and tests are looked up when it is
+ * parsed (tpl_node.callee); only map, select and similar filters search at run time. */
 #include "text/template/runtime/jinja_runtime.h"
 
+/* Python's TypeError for an argument that the test does not have. */
 static nbl_status no_arguments(tpl_vm *vm, const tpl_args *args)
 {
     if (args->count == 0 && args->keyword_count == 0) return NBL_OK;
@@ -15,6 +19,7 @@ static nbl_status one_argument(tpl_vm *vm, const char *name, const tpl_args *arg
 
 /* ---- kinds of values ---- */
 
+/* Has len() and [ ]: texts and dictionaries too, but no views. */
 static bool is_sequence(tpl_value v)
 {
     int64_t length;
@@ -51,6 +56,7 @@ KIND_TEST(test_escaped, v.type == TPL_STRING && v.markup)
 
 /* ---- numbers ---- */
 
+/* True if v % divisor == rest, with the operator's own errors for texts and other types. */
 static nbl_status rest_is(tpl_vm *vm, tpl_value v, tpl_value divisor, int64_t rest, tpl_value *result)
 {
     tpl_value left;
@@ -107,6 +113,7 @@ static nbl_status test_in(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_val
     return *result = tpl_bool(truth), NBL_OK;
 }
 
+/* `is sameas`: Python's `is`. */
 static nbl_status test_sameas(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value other;
@@ -117,6 +124,7 @@ static nbl_status test_sameas(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
 
 /* ---- text ---- */
 
+/* x is lower: str(x).islower(). The method's table is searched by name. */
 static nbl_status ask_method(tpl_vm *vm, tpl_value v, const char *method, const tpl_args *args,
                              tpl_value *result)
 {
@@ -138,6 +146,7 @@ static nbl_status test_upper(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_
     return ask_method(vm, v, "isupper", args, result);
 }
 
+/* x is filter: jinja2 looks the value up in a dictionary, so a list is an error and not false. */
 static nbl_status check_hashable(tpl_vm *vm, tpl_value v)
 {
     uint64_t hash;
