@@ -47,6 +47,7 @@ static void encode_by_grid(const float *values, int64_t n, uint8_t *codes, float
     }
 }
 
+/* In pieces of 16 blocks: subtract the offset, then encode. */
 void nbl__nested_encode(nbl_isa isa, bool by_grid, const float *scales, int64_t n, float offset,
                         uint8_t *codes, float *nested_scales)
 {
@@ -63,6 +64,7 @@ void nbl__nested_encode(nbl_isa isa, bool by_grid, const float *scales, int64_t 
     }
 }
 
+/* `left`: scales until the next block of scales begins. */
 void nbl__nested_dequantize(const nbl_weight *weight, int64_t first, int64_t n, float *scales)
 {
     const float *table = weight->nested_table;
