@@ -23,6 +23,7 @@ static nbl_status filter_default(tpl_vm *vm, tpl_value v, const tpl_args *args, 
     return a[0].type == TPL_MISSING ? nbl__tpl_cstring(vm, "", result) : (*result = a[0], NBL_OK);
 }
 
+/* x|length: len(x), and for `loop` its length. */
 static nbl_status filter_length(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "len", args, "/", 0, NULL));
@@ -36,6 +37,7 @@ static nbl_status filter_length(tpl_vm *vm, tpl_value v, const tpl_args *args, t
     return nbl__tpl_raise(vm, "TypeError: object of type '%s' has no len()", nbl__tpl_type_name(v));
 }
 
+/* x|string: str(x); safe HTML stays safe. */
 static nbl_status filter_string(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "string", args, "", 0, NULL));
@@ -61,6 +63,7 @@ static nbl_status filter_attr(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
 
 /* ---- numbers ---- */
 
+/* x|abs. abs(-2^63) does not fit 64 bits and becomes a TPL_BIG. */
 static nbl_status filter_abs(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "abs", args, "/", 0, NULL));
@@ -266,6 +269,7 @@ static nbl_status filter_tojson(tpl_vm *vm, tpl_value v, const tpl_args *args, t
 
 /* ---- HTML ---- */
 
+/* x|safe marks a text as safe HTML. Nothing is checked. */
 static nbl_status filter_safe(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "safe", args, "", 0, NULL));
@@ -281,6 +285,7 @@ static nbl_status filter_escape(tpl_vm *vm, tpl_value v, const tpl_args *args, t
     return nbl__tpl_escape(vm, v, result);
 }
 
+/* x|forceescape: escaped, even if x is safe HTML already. */
 static nbl_status filter_forceescape(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "forceescape", args, "", 0, NULL));

@@ -64,6 +64,7 @@ static nbl_status read_spec(tpl_vm *vm, const tpl_string *spec, tpl_field *f)
     return at < end ? nbl__tpl_raise(vm, "ValueError: Invalid format specifier") : NBL_OK;
 }
 
+/* Python's error for a code that does not fit the type. */
 static nbl_status bad_code(tpl_vm *vm, char kind, tpl_value v)
 {
     return nbl__tpl_raise(vm, "ValueError: Unknown format code '%c' for object of type '%s'", kind,
@@ -269,6 +270,7 @@ static nbl_status format_text(formatter *f, const char *at, const char *end, int
     return NBL_OK;
 }
 
+/* Nesting is allowed two deep, as in Python: a field, and a field in its specification. */
 static nbl_status run_format(formatter *f, tpl_value self, tpl_value *result)
 {
     tpl_text out = {0};

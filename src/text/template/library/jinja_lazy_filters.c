@@ -10,8 +10,8 @@
  *     begin()       runs at the first item: reads the arguments, begins the iteration of the source
  *     next_lazy()   gives the next item; iterator->at is 1 after the end
  *
- * The arguments are read in begin(), not before, because in jinja2 these filters are generators:
- * their code runs when the first item is asked for. */
+ * map and select take any arguments (*args in Python), so these are interpreted in begin(), not
+ * before: in jinja2 the filters are generators, whose code runs when the first item is asked for. */
 #include "text/template/runtime/jinja_path.h"
 
 typedef enum lazy_kind { LAZY_MAP, LAZY_SELECT, LAZY_UNIQUE, LAZY_BATCH, LAZY_SLICE, LAZY_ITEMS } lazy_kind;
@@ -164,6 +164,7 @@ static nbl_status next_unique(tpl_vm *vm, lazy *z, tpl_value *item, bool *more)
     }
 }
 
+/* Gives the next item of any kind. After the end it stays at the end. */
 static nbl_status next_lazy(tpl_vm *vm, tpl_iterator *iterator, tpl_value *item, bool *more)
 {
     lazy *z = iterator->state;
@@ -199,6 +200,7 @@ static nbl_status next_lazy(tpl_vm *vm, tpl_iterator *iterator, tpl_value *item,
     return NBL_OK;
 }
 
+/* Makes the iterator. Nothing is checked and nothing is read yet, not even the arguments. */
 static nbl_status make_lazy(tpl_vm *vm, lazy_kind kind, tpl_value source, const tpl_args *args,
                             tpl_value *result, lazy **z)
 {
@@ -229,6 +231,7 @@ static nbl_status filter_items(tpl_vm *vm, tpl_value v, const tpl_args *args, tp
     return make_lazy(vm, LAZY_ITEMS, v, args, result, &z);
 }
 
+/* select, reject, selectattr and rejectattr are one kind with two switches. */
 static nbl_status choose(tpl_vm *vm, tpl_value v, const tpl_args *args, bool reject, bool by_attribute,
                          tpl_value *result)
 {
@@ -259,6 +262,7 @@ static nbl_status filter_rejectattr(tpl_vm *vm, tpl_value v, const tpl_args *arg
     return choose(vm, v, args, true, true, result);
 }
 
+/* x|unique(case_sensitive, attribute): keys are hashed, so they must be hashable. */
 static nbl_status filter_unique(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[2];
@@ -270,6 +274,8 @@ static nbl_status filter_unique(tpl_vm *vm, tpl_value v, const tpl_args *args, t
     return nbl__tpl_make_path(vm, a[1], !sensitive, &z->path);
 }
 
+/* x|batch(n, fill) and x|slice(n, fill). Their arguments are bound at once, as Python binds those of
+ * a generator function. */
 static nbl_status portions(tpl_vm *vm, lazy_kind kind, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[2];

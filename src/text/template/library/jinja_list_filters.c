@@ -18,6 +18,7 @@ static nbl_status add_part(tpl_vm *vm, tpl_items *parts, const char *begin, cons
     return nbl__tpl_push(vm, parts, part);
 }
 
+/* Splits "a.b.0" at its dots. A key that is no text, such as 0, is a path of one part. */
 nbl_status nbl__tpl_make_path(tpl_vm *vm, tpl_value attribute, bool fold, tpl_path *p)
 {
     tpl_items parts = {0};
@@ -37,6 +38,8 @@ nbl_status nbl__tpl_make_path(tpl_vm *vm, tpl_value attribute, bool fold, tpl_pa
     return NBL_OK;
 }
 
+/* Follows the path with item['a'], which also finds attributes. After an undefined part the
+ * fallback is used for the rest of the path. */
 nbl_status nbl__tpl_follow(tpl_vm *vm, const tpl_path *p, tpl_value item, tpl_value *result)
 {
     for (int64_t i = 0; i < p->count; i++) {
@@ -236,6 +239,7 @@ static nbl_status filter_groupby(tpl_vm *vm, tpl_value v, const tpl_args *args, 
 
 /* ---- ends, sums, joins ---- */
 
+/* x|first: only the first item is computed. An empty x gives an undefined value. */
 static nbl_status filter_first(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_iterator *iterator;

@@ -8,6 +8,7 @@
 
 /* ---- lists and tuples ---- */
 
+/* list.count(value), also for tuples and ranges. */
 static nbl_status list_count(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value value, item;
@@ -130,6 +131,7 @@ static nbl_status int_bit_length(tpl_vm *vm, tpl_value self, const tpl_args *arg
     return NBL_OK;
 }
 
+/* int.bit_count(): the ones in the absolute value. */
 static nbl_status int_bit_count(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "bit_count", args, "", 0, NULL));
@@ -139,6 +141,7 @@ static nbl_status int_bit_count(tpl_vm *vm, tpl_value self, const tpl_args *args
     return NBL_OK;
 }
 
+/* Numbers are their own conjugates. A bool becomes an integer. */
 static nbl_status number_conjugate(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "conjugate", args, "", 0, NULL));

@@ -54,6 +54,7 @@ nbl_status nbl__tpl_put_number(tpl_vm *vm, const tpl_field *f, bool negative, co
     return NBL_OK;
 }
 
+/* Puts a text into its field. The precision cuts it: '%.2s' % 'abc' is 'ab'. */
 nbl_status nbl__tpl_put_string(tpl_vm *vm, const tpl_field *f, const tpl_string *s, char usual, tpl_text *out)
 {
     tpl_value cut, padded;
@@ -88,6 +89,7 @@ static const char *base_digits(uint64_t n, char kind, char text[72])
     return at;
 }
 
+/* Puts an integer into its field. The precision is a minimum of digits: '%.3d' % 5 is '005'. */
 nbl_status nbl__tpl_put_integer(tpl_vm *vm, const tpl_field *f, int64_t value, char kind, tpl_text *out)
 {
     char digits[72], body[1200];
@@ -261,6 +263,8 @@ static nbl_status convert(percent *p, const char **at, const char *end, tpl_text
     return put_percent(p, &f, value, out);
 }
 
+/* Copies the text up to each '%' and formats the conversion behind it. At the end the values must
+ * be used up. */
 nbl_status nbl__tpl_percent(tpl_vm *vm, tpl_value format, tpl_value values, tpl_value *result)
 {
     percent p = {.vm = vm, .values = values, .markup = format.markup};

@@ -34,6 +34,8 @@ static int lower(const tpl_string *s, size_t at, uint32_t code, uint32_t to[3])
     return nbl__tpl_to_lower(code, to);
 }
 
+/* Maps every character, in the context of those before it: `after_cased` is true inside a word,
+ * which is what str.title needs. */
 nbl_status nbl__tpl_change_case(tpl_vm *vm, tpl_case how, tpl_value v, tpl_value *result)
 {
     const tpl_string *s = v.string;
@@ -93,6 +95,7 @@ static bool is_ascii(uint32_t code)
     return code < 0x80;
 }
 
+/* The answers for an empty text are Python's: false, but for isprintable and isascii. */
 ASK(is_alpha, nbl__tpl_is_alpha, false)
 ASK(is_alnum, nbl__tpl_is_alnum, false)
 ASK(is_digit, nbl__tpl_is_digit, false)
@@ -145,6 +148,8 @@ static nbl_status is_title(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl
     return *result = tpl_bool(cased), NBL_OK;
 }
 
+/* str.isidentifier(): the first character may not be a digit. Keywords count as identifiers, as in
+ * Python. */
 static nbl_status is_identifier(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     bool all = self.string->size > 0;

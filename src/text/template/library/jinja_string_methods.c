@@ -27,6 +27,8 @@ static int64_t find_long(const char *all, size_t size, const char *part, size_t 
     }
 }
 
+/* Short parts are searched by memchr for their first byte; at most LONG bytes are compared at each
+ * hit, so this is linear too. */
 int64_t nbl__tpl_find(const char *all, size_t size, const char *part, size_t part_size, size_t from)
 {
     enum { LONG = 32 };
@@ -216,6 +218,8 @@ static nbl_status count_read(tpl_vm *vm, size_t *read)
     return tpl_read_characters(vm, bytes);
 }
 
+/* str.strip and the filter trim. MISSING or none: white space. The set is searched character by
+ * character, so the work is counted: a long set over a long text is quadratic. */
 nbl_status nbl__tpl_strip(tpl_vm *vm, tpl_value v, tpl_value chars, bool left, bool right, tpl_value *result)
 {
     const tpl_string *s = v.string, *set = NULL;
@@ -293,6 +297,8 @@ static nbl_status str_removesuffix(tpl_vm *vm, tpl_value self, const tpl_args *a
 
 /* ---- making new text ---- */
 
+/* str.replace. A negative count means all. The parts between the matches are appended as they
+ * are. */
 nbl_status nbl__tpl_replace(tpl_vm *vm, const tpl_string *s, const tpl_string *from, const tpl_string *to,
                             int64_t count, tpl_value *result)
 {
@@ -321,6 +327,7 @@ nbl_status nbl__tpl_replace(tpl_vm *vm, const tpl_string *s, const tpl_string *f
     return nbl__tpl_take(vm, &text, result);
 }
 
+/* str.replace of safe HTML escapes the new text, of any type; the old text must be a string. */
 static nbl_status str_replace(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value v[3];
@@ -431,6 +438,8 @@ static nbl_status str_expandtabs(tpl_vm *vm, tpl_value self, const tpl_args *arg
     return NBL_OK;
 }
 
+/* str.join. Every item must be a text; under a safe separator items of all types are escaped
+ * instead. */
 nbl_status nbl__tpl_join(tpl_vm *vm, tpl_value separator, tpl_value items, tpl_value *result)
 {
     tpl_items list = {0};
@@ -458,6 +467,7 @@ static nbl_status str_join(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl
     return nbl__tpl_join(vm, self, items, result);
 }
 
+/* These methods need bytes or tables of characters, which templates do not have here. */
 static nbl_status str_unsupported(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     (void)self, (void)args, (void)result;

@@ -90,6 +90,7 @@ static nbl_status split_by(tpl_vm *vm, tpl_value self, const tpl_string *by, int
     return NBL_OK;
 }
 
+/* str.split and rsplit. A maxsplit that is missing or negative splits everywhere. */
 static nbl_status split(tpl_vm *vm, tpl_value self, const tpl_args *args, bool from_end, tpl_value *result)
 {
     tpl_value v[2];
@@ -142,6 +143,7 @@ nbl_status nbl__tpl_split_lines(tpl_vm *vm, const tpl_string *s, bool keep_ends,
     return begin < end ? push_part(vm, lines, plain, begin, end) : NBL_OK;
 }
 
+/* str.splitlines(keepends). The lines are views into the text. */
 static nbl_status str_splitlines(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value v;

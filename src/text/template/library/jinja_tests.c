@@ -26,11 +26,13 @@ static bool is_sequence(tpl_value v)
     return nbl__tpl_length(v, &length) && v.type != TPL_VIEW;
 }
 
+/* Python's Mapping: the dictionary is the only one here. */
 static bool is_mapping(tpl_value v)
 {
     return v.type == TPL_DICT;
 }
 
+/* A test that depends on the type of the value only. */
 #define KIND_TEST(name, condition)                                                                           \
     static nbl_status name(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)                 \
     {                                                                                                        \
@@ -87,6 +89,7 @@ static nbl_status test_divisibleby(tpl_vm *vm, tpl_value v, const tpl_args *args
 
 /* ---- comparisons ---- */
 
+/* A test that is a comparison: x is gt 3 is x > 3. */
 #define COMPARE_TEST(name, op)                                                                               \
     static nbl_status name(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)                 \
     {                                                                                                        \
@@ -104,6 +107,7 @@ COMPARE_TEST(test_ge, OP_GE)
 COMPARE_TEST(test_lt, OP_LT)
 COMPARE_TEST(test_le, OP_LE)
 
+/* x is in container. */
 static nbl_status test_in(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value container;
@@ -219,11 +223,14 @@ static const tpl_filter *find(const tpl_filter *table, const tpl_string *name)
     return NULL;
 }
 
+/* An unknown name is NULL. jinja_scope.c reports it, or the evaluation where a template may test for
+ * it. */
 const tpl_filter *nbl__tpl_find_test(const tpl_string *name)
 {
     return find(nbl__tpl_tests, name);
 }
 
+/* The order of the four tables does not matter: no name is in two of them. */
 const tpl_filter *nbl__tpl_find_filter(const tpl_string *name)
 {
     const tpl_filter *found = find(nbl__tpl_value_filters, name);
@@ -232,6 +239,7 @@ const tpl_filter *nbl__tpl_find_filter(const tpl_string *name)
     return found ? found : find(nbl__tpl_lazy_filters, name);
 }
 
+/* The filter of map('name'): the name is known only now. */
 nbl_status nbl__tpl_apply_filter(tpl_vm *vm, const tpl_string *name, tpl_value input, const tpl_args *args,
                                  tpl_value *result)
 {
@@ -241,6 +249,7 @@ nbl_status nbl__tpl_apply_filter(tpl_vm *vm, const tpl_string *name, tpl_value i
     return filter->run(vm, input, args, result);
 }
 
+/* The test of select('name'). */
 nbl_status nbl__tpl_apply_test(tpl_vm *vm, const tpl_string *name, tpl_value input, const tpl_args *args,
                                bool *result)
 {

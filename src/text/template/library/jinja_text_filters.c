@@ -8,6 +8,7 @@
 #include "text/template/runtime/jinja_runtime.h"
 #include "text/template/library/jinja_unicode.h"
 
+/* The filters upper, lower and capitalize. */
 static nbl_status change_case(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_case how, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "this filter", args, "", 0, NULL));
@@ -30,6 +31,7 @@ static nbl_status filter_capitalize(tpl_vm *vm, tpl_value v, const tpl_args *arg
     return change_case(vm, v, args, CASE_CAPITALIZE, result);
 }
 
+/* True for the characters between the words of `title`: '-', opening brackets and white space. */
 static bool parts_words(uint32_t c)
 {
     return c == '-' || c == '(' || c == '{' || c == '[' || c == '<' || nbl__tpl_is_space(c);
@@ -59,6 +61,7 @@ static nbl_status filter_title(tpl_vm *vm, tpl_value v, const tpl_args *args, tp
     return nbl__tpl_take(vm, &text, result);
 }
 
+/* x|trim(chars): str.strip. */
 static nbl_status filter_trim(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value chars;
@@ -67,6 +70,7 @@ static nbl_status filter_trim(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
     return nbl__tpl_strip(vm, v, chars, true, true, result);
 }
 
+/* x|center(width): str.center with blanks. */
 static nbl_status filter_center(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a;

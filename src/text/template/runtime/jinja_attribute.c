@@ -111,6 +111,7 @@ static nbl_status macro_attribute(tpl_vm *vm, const tpl_macro *macro, const tpl_
     return NBL_OK;
 }
 
+/* range(1, 10, 2).start, .stop and .step. */
 static nbl_status range_attribute(const tpl_range *range, const tpl_string *name, tpl_value *result,
                                   bool *found)
 {
@@ -134,6 +135,7 @@ static nbl_status call_next(tpl_vm *vm, tpl_value self, const tpl_args *args, tp
     return NBL_OK;
 }
 
+/* reset() begins with the first item again. */
 static nbl_status call_reset(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "reset", args, "", 0, NULL));
@@ -162,6 +164,8 @@ static nbl_status object_attribute(tpl_vm *vm, tpl_value obj, const tpl_string *
     return NBL_OK;
 }
 
+/* The attributes and methods that Python's type has. *safe is false for those that the sandbox
+ * forbids; they still exist, so that obj.append is unsafe and not an item of obj. */
 nbl_status nbl__tpl_python_attribute(tpl_vm *vm, tpl_value obj, const tpl_string *name, tpl_value *result,
                                      bool *found, bool *safe)
 {
@@ -329,6 +333,8 @@ nbl_status nbl__tpl_getattr(tpl_vm *vm, tpl_value obj, tpl_value name, tpl_value
     return nbl__tpl_undefined(vm, NULL, described(vm, obj), name, result);
 }
 
+/* obj[key]: the item first, then the attribute if the key is a text. The key of a dictionary thus
+ * wins over its methods. */
 nbl_status nbl__tpl_getitem(tpl_vm *vm, tpl_value obj, tpl_value key, tpl_value *result)
 {
     bool found, safe;

@@ -30,6 +30,8 @@ static size_t word_at(const char *words, int index, const char **word)
     }
 }
 
+/* Positional arguments first, then keywords by name. The messages are shorter than Python's, but of
+ * the same type. */
 nbl_status nbl__tpl_bind(tpl_vm *vm, const char *function, const tpl_args *args, const char *names,
                          int required, tpl_value *values)
 {
@@ -240,6 +242,8 @@ nbl_status nbl__tpl_add_macro_repr(tpl_vm *vm, tpl_text *text, const tpl_macro *
 
 /* ---- calls ---- */
 
+/* What Python's callable() says, and an undefined value: calling it fails with the name that is
+ * undefined. */
 bool nbl__tpl_is_callable(tpl_value v)
 {
     return v.type == TPL_FUNCTION || v.type == TPL_MACRO || v.type == TPL_LOOP || v.type == TPL_UNDEFINED ||
@@ -263,6 +267,7 @@ static nbl_status call_object(tpl_vm *vm, tpl_object *object, const tpl_args *ar
     return nbl__tpl_take(vm, &text, result);
 }
 
+/* Calls a function, a macro, a recursive loop, a joiner or a block. */
 nbl_status nbl__tpl_call(tpl_vm *vm, tpl_value callee, const tpl_args *args, tpl_value *result)
 {
     switch ((tpl_type)callee.type) {
@@ -342,6 +347,7 @@ static nbl_status make_dict(tpl_vm *vm, const tpl_args *args, tpl_dict **result)
     return NBL_OK;
 }
 
+/* dict(a=1) or dict([['a', 1]]). */
 static nbl_status call_dict(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     (void)self;
@@ -451,12 +457,15 @@ static nbl_status call_joiner(tpl_vm *vm, tpl_value self, const tpl_args *args, 
     return NBL_OK;
 }
 
+/* Known, so that a template that mentions it can be parsed; calling it is an error. */
 static nbl_status call_lipsum(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     (void)self, (void)args, (void)result;
     return nbl__tpl_refuse(vm, "lipsum(): random text has no place in a chat template");
 }
 
+/* Adds the global functions to the variables. A variable of the caller with the same name replaces
+ * one. */
 nbl_status nbl__tpl_globals(tpl_vm *vm, tpl_dict *context)
 {
     static const struct {

@@ -11,6 +11,7 @@
 
 #include "text/template/runtime/jinja_runtime.h"
 
+/* len(): an undefined value has length 0, as jinja2's Undefined. */
 bool nbl__tpl_length(tpl_value v, int64_t *length)
 {
     switch ((tpl_type)v.type) {
@@ -116,6 +117,7 @@ static nbl_status equal_dicts(tpl_vm *vm, const tpl_dict *a, const tpl_dict *b, 
     return nbl__tpl_work(vm, (uint64_t)a->count);
 }
 
+/* a == b. Only numbers are equal across types. Two undefined values are equal. */
 nbl_status nbl__tpl_equal(tpl_vm *vm, tpl_value a, tpl_value b, bool *equal)
 {
     if (tpl_is_number(a) && tpl_is_number(b)) return *equal = order_numbers(a, b) == 0, NBL_OK;
@@ -166,6 +168,8 @@ static bool holds(tpl_order order, int sign)
     return order == TPL_LT ? sign < 0 : order == TPL_LE ? sign <= 0 : order == TPL_GT ? sign > 0 : sign >= 0;
 }
 
+/* a < b and its kin. An undefined operand fails before the types are compared, as Undefined.__lt__
+ * does. */
 nbl_status nbl__tpl_compare(tpl_vm *vm, tpl_order order, tpl_value a, tpl_value b, bool *result)
 {
     static const char *const signs[] = {"<", "<=", ">", ">="};

@@ -19,6 +19,7 @@ static nbl_status eval_name(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     return nbl__tpl_undefined(vm, NULL, NULL, node->value, result);
 }
 
+/* Evaluates a list or tuple, from left to right. */
 static nbl_status eval_items(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_type type,
                              tpl_value *result)
 {
@@ -29,6 +30,7 @@ static nbl_status eval_items(tpl_vm *vm, tpl_frame *frame, const tpl_node *node,
     return NBL_OK;
 }
 
+/* Evaluates a dictionary: each key before its value. Of equal keys the last value counts. */
 static nbl_status eval_dict(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_dict *dict;
@@ -116,6 +118,7 @@ static nbl_status eval_args(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     return NBL_OK;
 }
 
+/* The function is evaluated before its arguments, as in Python. */
 static nbl_status eval_call(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_value callee;
@@ -145,6 +148,8 @@ static nbl_status eval_filter(tpl_vm *vm, tpl_frame *frame, const tpl_node *node
     return filter->run(vm, input, &args, result);
 }
 
+/* A test is a filter with a bool as its result. An unknown one fails only here, when it is
+ * reached. */
 static nbl_status eval_test(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_value input;
@@ -256,6 +261,7 @@ static nbl_status eval_sign(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     return nbl__tpl_unary(vm, node->kind == NODE_NEG, value, result);
 }
 
+/* One function per kind. Kinds of statements do not come here: the parser keeps them apart. */
 static nbl_status eval_node(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     switch ((tpl_kind)node->kind) {
@@ -281,6 +287,7 @@ static nbl_status eval_node(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     }
 }
 
+/* CONST is the most frequent kind, so it returns first, without counting. */
 nbl_status nbl__tpl_eval(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     if (node->kind == NODE_CONST) return *result = node->value, NBL_OK;

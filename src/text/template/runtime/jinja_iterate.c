@@ -10,6 +10,7 @@
 
 /* ---- the next item of each kind ---- */
 
+/* Lists and tuples. */
 static nbl_status next_item(tpl_vm *vm, tpl_iterator *it, tpl_value *item, bool *more)
 {
     (void)vm;
@@ -45,6 +46,7 @@ static nbl_status next_entry(tpl_vm *vm, tpl_iterator *it, tpl_value *item, bool
     return NBL_OK;
 }
 
+/* Ranges: the number of index `at`. */
 static nbl_status next_number(tpl_vm *vm, tpl_iterator *it, tpl_value *item, bool *more)
 {
     (void)vm;
@@ -54,6 +56,7 @@ static nbl_status next_number(tpl_vm *vm, tpl_iterator *it, tpl_value *item, boo
     return NBL_OK;
 }
 
+/* Undefined values have no items. */
 static nbl_status next_nothing(tpl_vm *vm, tpl_iterator *it, tpl_value *item, bool *more)
 {
     (void)vm, (void)it, (void)item;
@@ -111,6 +114,7 @@ static nbl_status make(tpl_vm *vm, tpl_value v, bool reverse, tpl_iterator **res
     return NBL_OK;
 }
 
+/* An iterator is returned itself: two loops over it share its position. */
 nbl_status nbl__tpl_iterate(tpl_vm *vm, tpl_value v, tpl_iterator **iterator)
 {
     if (v.type == TPL_ITERATOR) return *iterator = v.iterator, NBL_OK;
@@ -121,6 +125,7 @@ nbl_status nbl__tpl_iterate(tpl_vm *vm, tpl_value v, tpl_iterator **iterator)
     return make(vm, v, false, iterator);
 }
 
+/* The depth counts, because iterators nest: x|map(…)|map(…) calls next() inside next(). */
 nbl_status nbl__tpl_next(tpl_vm *vm, tpl_iterator *iterator, tpl_value *item, bool *more)
 {
     NBL_TRY(nbl__tpl_enter(vm));
@@ -142,6 +147,8 @@ nbl_status nbl__tpl_collect(tpl_vm *vm, tpl_value v, tpl_items *items)
     }
 }
 
+/* reversed(v): an iterator from the end. Python has none for iterators, and for text it reverses
+ * characters. */
 nbl_status nbl__tpl_reversed(tpl_vm *vm, tpl_value v, tpl_value *result, bool *reversible)
 {
     tpl_iterator *iterator;

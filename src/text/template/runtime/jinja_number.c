@@ -45,6 +45,8 @@ static int digit_of(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'z' ? (c | 32) - 'a' + 10 : 99;
 }
 
+/* int(text, base). The value is summed as a negative number. The text is rewritten in place without
+ * underscores, so that a big decimal number can keep its digits. */
 nbl_status nbl__tpl_parse_int(tpl_vm *vm, const tpl_string *s, int64_t base, tpl_value *result, bool *good)
 {
     char *text;
@@ -88,6 +90,7 @@ nbl_status nbl__tpl_parse_int(tpl_vm *vm, const tpl_string *s, int64_t base, tpl
     return NBL_OK;
 }
 
+/* float(text): "1e3", "inf", "-nan", "1_0.5", with blanks around it. */
 nbl_status nbl__tpl_parse_float(tpl_vm *vm, const tpl_string *s, double *result, bool *good)
 {
     char *text, *end;

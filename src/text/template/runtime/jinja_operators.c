@@ -12,6 +12,7 @@
 
 #include "text/template/runtime/jinja_runtime.h"
 
+/* Python's TypeError. signs[] has the arithmetic operators in the order of tpl_operator. */
 static nbl_status wrong_types(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value b)
 {
     static const char *const signs[] = {"+", "-", "*", "/", "//", "%", "** or pow()"};
@@ -62,6 +63,7 @@ static double true_division(int64_t a, int64_t b)
     return sign * ldexp((double)bits, -shift);
 }
 
+/* Integer arithmetic: each operation is checked for overflow by the compiler's builtins. */
 static nbl_status integer_operation(tpl_vm *vm, tpl_operator op, int64_t a, int64_t b, tpl_value *result)
 {
     int64_t value = 0;
@@ -110,6 +112,8 @@ static void float_divmod(double a, double b, double *quotient, double *rest)
     }
 }
 
+/* Float arithmetic. Division by zero and an overflow of ** are errors in Python; other overflows
+ * are inf. */
 static nbl_status float_operation(tpl_vm *vm, tpl_operator op, double a, double b, tpl_value *result)
 {
     double value = 0, rest;
@@ -196,6 +200,8 @@ static nbl_status repeat(tpl_vm *vm, tpl_value a, int64_t times, tpl_value *resu
     return NBL_OK;
 }
 
+/* The order of the checks is Python's: numbers, `%` of a text (which takes anything), undefined
+ * operands, then sequences. */
 nbl_status nbl__tpl_binary(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value b, tpl_value *result)
 {
     if (tpl_is_integer(a) && tpl_is_integer(b))

@@ -16,6 +16,7 @@
 
 /* ---- frames and scopes ---- */
 
+/* A frame lives in the arena until the rendering ends, since a macro may keep it. */
 nbl_status nbl__tpl_new_frame(tpl_vm *vm, const tpl_body *body, tpl_frame *parent, tpl_frame **frame)
 {
     NBL_TRY(TPL_NEW(vm, *frame, 1));
@@ -119,6 +120,7 @@ static nbl_status export_names(tpl_vm *vm, tpl_frame *frame, const tpl_node *tar
                              tpl_hop(frame, target->hops)->slots[target->slot]);
 }
 
+/* {% set a = b %}. The namespaces of the target are checked before b is evaluated, as in jinja2. */
 static nbl_status run_set(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     tpl_value value;
@@ -212,6 +214,7 @@ static nbl_status new_macro(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     return NBL_OK;
 }
 
+/* {% macro %}: the statement stores a macro in its variable. */
 static nbl_status run_macro(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     tpl_value macro;
@@ -301,6 +304,8 @@ static nbl_status run_if(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
     }
 }
 
+/* {% with %}: the values are evaluated in order and assigned at once. Their names were resolved
+ * outside the scope (jinja_scope.c). */
 static nbl_status run_with(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     NBL_TRY(nbl__tpl_enter_scope(vm, frame, &node->scope));
@@ -351,6 +356,7 @@ static nbl_status run_node(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
     }
 }
 
+/* Runs statements in order. Position, depth and work are counted per statement. */
 nbl_status nbl__tpl_run_body(tpl_vm *vm, tpl_frame *frame, const tpl_nodes *body)
 {
     for (int64_t i = 0; i < body->count && vm->flow == TPL_GO_ON; i++) {
@@ -362,6 +368,7 @@ nbl_status nbl__tpl_run_body(tpl_vm *vm, tpl_frame *frame, const tpl_nodes *body
     return NBL_OK;
 }
 
+/* Runs a program from its root frame. The text is in vm->text, the spans in vm->spans. */
 nbl_status nbl__tpl_run(tpl_vm *vm, const tpl_program *program)
 {
     tpl_frame *frame;

@@ -65,6 +65,7 @@ nbl_status nbl__tpl_add_char(tpl_vm *vm, tpl_text *text, uint32_t c)
     return nbl__tpl_add(vm, text, b, n);
 }
 
+/* No copy: the string points to the bytes of the text. So the text must not grow afterwards. */
 nbl_status nbl__tpl_take(tpl_vm *vm, const tpl_text *text, tpl_value *result)
 {
     tpl_string *string;
@@ -183,6 +184,7 @@ static nbl_status add_string_repr(tpl_vm *vm, tpl_text *text, const tpl_string *
     return nbl__tpl_add(vm, text, &quote, 1);
 }
 
+/* Items by their repr, separated by ", ". */
 static nbl_status add_items(tpl_vm *vm, tpl_text *text, const tpl_list *list, const char *open,
                             const char *close)
 {
@@ -194,6 +196,7 @@ static nbl_status add_items(tpl_vm *vm, tpl_text *text, const tpl_list *list, co
     return tpl_add_c(vm, text, close);
 }
 
+/* Keys and values by their repr, in the order of insertion. */
 static nbl_status add_dict(tpl_vm *vm, tpl_text *text, const tpl_dict *dict)
 {
     NBL_TRY(tpl_add_c(vm, text, "{"));
@@ -259,6 +262,7 @@ static nbl_status add_compound_repr(tpl_vm *vm, tpl_text *text, tpl_value v)
     return add_address(vm, text, v);
 }
 
+/* The repr of a value. Containers count as depth, because they nest. */
 nbl_status nbl__tpl_add_repr(tpl_vm *vm, tpl_text *text, tpl_value v)
 {
     char line[40];
@@ -293,6 +297,7 @@ nbl_status nbl__tpl_add_str(tpl_vm *vm, tpl_text *text, tpl_value v)
     return nbl__tpl_add_repr(vm, text, v);
 }
 
+/* str(v) as a value. The mark of safe HTML is dropped, as str(Markup) does. */
 nbl_status nbl__tpl_str(tpl_vm *vm, tpl_value v, tpl_value *result)
 {
     if (v.type == TPL_STRING) return v.markup = false, *result = v, NBL_OK;

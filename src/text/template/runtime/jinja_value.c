@@ -26,6 +26,7 @@ static nbl_status record(tpl_vm *vm, nbl_status status, const char *format, va_l
     return status;
 }
 
+/* NBL_ERROR_FORMAT stands for an error of the template or of its data. */
 nbl_status nbl__tpl_raise(tpl_vm *vm, const char *format, ...)
 {
     va_list arguments;
@@ -35,6 +36,7 @@ nbl_status nbl__tpl_raise(tpl_vm *vm, const char *format, ...)
     return status;
 }
 
+/* NBL_ERROR_UNSUPPORTED stands for a limit of nibble: jinja2 might have rendered it. */
 nbl_status nbl__tpl_refuse(tpl_vm *vm, const char *format, ...)
 {
     va_list arguments;
@@ -44,6 +46,8 @@ nbl_status nbl__tpl_refuse(tpl_vm *vm, const char *format, ...)
     return status;
 }
 
+/* jinja2's messages: "x is undefined", "'dict object' has no attribute 'y'", "list object has no
+ * element 3". */
 nbl_status nbl__tpl_raise_undefined(tpl_vm *vm, tpl_value v)
 {
     const tpl_undefined *u = v.undefined;
@@ -68,6 +72,7 @@ nbl_status nbl__tpl_work(tpl_vm *vm, uint64_t steps)
     return nbl__tpl_refuse(vm, "the template runs for too long: more than %d steps", TPL_MAX_STEPS);
 }
 
+/* Every recursive function calls this, and counts the depth down when it leaves. */
 nbl_status nbl__tpl_enter(tpl_vm *vm)
 {
     if (++vm->depth > TPL_MAX_DEPTH)
@@ -95,6 +100,7 @@ void *nbl__tpl_alloc(tpl_vm *vm, size_t size)
     return memory;
 }
 
+/* An overflow of the product becomes a size that no limit allows. */
 void *nbl__tpl_alloc_array(tpl_vm *vm, size_t count, size_t element)
 {
     size_t size;
@@ -130,6 +136,7 @@ nbl_status nbl__tpl_cstring(tpl_vm *vm, const char *text, tpl_value *result)
     return nbl__tpl_string(vm, text, strlen(text), result);
 }
 
+/* O(1) for ASCII, otherwise linear: a string has no index of its characters. */
 size_t nbl__tpl_offset(const tpl_string *string, int64_t at)
 {
     if (string->size == string->length) return (size_t)at;
@@ -293,6 +300,7 @@ nbl_status nbl__tpl_hash(tpl_vm *vm, tpl_value v, uint64_t *hash)
     }
 }
 
+/* An empty dictionary is all zeros: no entries and no table. */
 nbl_status nbl__tpl_dict(tpl_vm *vm, tpl_dict **dict)
 {
     return TPL_NEW(vm, *dict, 1);
@@ -349,6 +357,7 @@ static nbl_status grow(tpl_vm *vm, tpl_dict *dict)
     return NBL_OK;
 }
 
+/* A key that is there keeps its position in the order; only the value changes. */
 nbl_status nbl__tpl_dict_set(tpl_vm *vm, tpl_dict *dict, tpl_value key, tpl_value value)
 {
     uint64_t hash;
