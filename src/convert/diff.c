@@ -9,8 +9,8 @@
  * Figures: max |a - b|, |a - b| / |b| (Euclidean norms) and the cosine. They are summed in f64 per
  * span and then in the order of the spans, so they do not depend on the number of threads.
  *
- * Floats are equal if their bits are: the same NaN on both sides is equal, +0 and -0 are not. The figures are
- * those of numbers, so a difference in the sign of zero alone has max_abs 0.
+ * Floats are equal if their bits are: the same NaN on both sides is equal, +0 and -0 are not. The
+ * figures are those of numbers, so a difference in the sign of zero alone has max_abs 0.
  *
  * Memory: the result's lists, and one span of each side per worker. */
 #include <math.h>

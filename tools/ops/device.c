@@ -108,8 +108,8 @@ static nbl_status add_weight(device_image *image, nbl_weight *w)
     return add(image, &w->nested_table, 256 * sizeof(float), sizeof(float), false);
 }
 
-/* Adds the tensors that one direction reads and writes. Tensors that it does not use are not
- * copied; their pointers are set to NULL, so that a kernel that uses them fails. */
+/* Adds the tensors of one direction. Forward has no gradients, and results of rank 0 do not exist:
+ * their pointers become NULL, so that a kernel that uses them fails. */
 static nbl_status add_slots(device_image *image, const nbl__family *family, bool backward)
 {
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {

@@ -63,8 +63,8 @@ nbl_status run_memory(run *r, const char *name, nbl_tensor *tensor);
  * it has one. */
 nbl_status run_op(run *r, const nbl__family *family, const nbl__op *op, const void *arguments);
 
-/* Reads attributes and slots, infers, runs forward and, when a gradient is given, backward. Attributes and
- * slots that a special binding has filled in are not in the family's tables. */
+/* Reads attributes and slots, infers, runs forward and, when a gradient is given, backward.
+ * Attributes and slots that a special binding has filled in are not in the family's tables. */
 nbl_status run_family(run *r, const nbl__family *family, void *arguments);
 /* Bindings of their own: bindings_quantize.c, bindings_train.c. */
 nbl_status bind_quantize(run *r);

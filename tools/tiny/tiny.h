@@ -76,7 +76,8 @@ void write_sums(const char *folder);
 
 /* ---- bpe.c, checkpoint.c ---- */
 
-/* Derives the merges from chats and writes tokenizer.json, tokenizer_config.json and chat_template.jinja. */
+/* Derives the merges from chats and writes tokenizer.json, tokenizer_config.json and
+ * chat_template.jinja. */
 void write_tokenizer(const char *folder, const chat *chats, int count);
 /* Writes config.json, generation_config.json and model.safetensors with random weights. */
 void write_checkpoint(const char *folder, uint64_t seed);

@@ -249,8 +249,7 @@ static nbl_status check_layout(cursor *c, nbl__gguf_tensor *tensor)
     return NBL_OK;
 }
 
-/* The offset of a tensor is a multiple of the alignment, so that its data can be read by vector
- * instructions. */
+/* The specification wants every tensor to begin at a multiple of the alignment. */
 static nbl_status check_alignment(cursor *c, uint64_t alignment, uint64_t offset)
 {
     CHECK_AT(c, offset % alignment == 0, "its data begins at byte %" PRIu64 ", not a multiple of %" PRIu64,

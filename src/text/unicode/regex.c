@@ -248,8 +248,7 @@ nbl_status nbl__search_next(nbl__search *s, bool *found, size_t *begin, size_t *
         if (rc == PCRE2_ERROR_NOMEMORY) return out_of_memory(m->ctx, s->regex->where);
         NBL_CHECK(m->ctx, rc >= 0, NBL_ERROR_UNSUPPORTED,
                   "%s: the regex needs more than %d steps on this text", s->regex->where, MATCH_LIMIT);
-        /* a pattern may move the match's begin with \K or a look-behind; the caller needs spans in
-         * order */
+        /* \K in a look-around can put the begin behind the end; callers need spans in order */
         PCRE2_SIZE *span = pcre2_get_ovector_pointer(m->data);
         size_t from = span[0], to = span[1];
         NBL_CHECK(m->ctx, from <= to && to <= s->size && to >= s->next, NBL_ERROR_UNSUPPORTED,

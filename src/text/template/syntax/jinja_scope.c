@@ -288,9 +288,7 @@ static nbl_status has_scoped_block(compiler *c, const tpl_nodes *nodes, bool *fo
  * function, because it runs while the iterator advances. A recursive loop is a function too,
  * because loop(…) calls it.
  *
- * The variable `loop` costs a look-ahead of one item. So only a loop that uses it has it
- * (`extended`): jinja2 too iterates directly otherwise, and templates can see the difference in
- * side effects. */
+ * Only a loop that uses the variable `loop` has it (`extended`), as in jinja2. */
 static nbl_status compile_for(compiler *c, frame f, tpl_node *node)
 {
     static const char *const names[] = {"loop"};
