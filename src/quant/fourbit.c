@@ -1,8 +1,9 @@
 /* fourbit.c - NF4 and FP4: blocks of the flattened weight with one f32 scale each. Two codes per
  * byte; the first is in the high nibble.
  *
- *     decode  w = RN_T(RN_32(table[code] * scale)); nested scales are restored 128 blocks at a time
- *     encode  scale = max |x| of the block; code = rule(x * (1 / scale)), see nf4.c and fp4.c
+ *     dequantize  w = RN_T(RN_32(table[code] * scale)); nested scales are restored 128 blocks at a
+ *                 time
+ *     encode      scale = max |x| of the block; code = rule(x * (1 / scale)), see nf4.c and fp4.c
  *
  * Encoding works on 4096 values at a time: widen to f32, absmax, codes, pack. They are read from
  * memory once and then from the first-level cache. */

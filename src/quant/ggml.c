@@ -1,4 +1,4 @@
-/* ggml.c - decodes the blocks of GGUF files. See ggml.h.
+/* ggml.c - dequantizes the blocks of GGUF files. See ggml.h.
  *
  * Each packed format is first unpacked to one common form: signed codes, and a scale and an
  * offset for every 16 of them.
@@ -39,7 +39,7 @@ bool nbl__ggml_layout_of(uint32_t type, nbl__ggml_layout *layout)
     return true;
 }
 
-/* All other types have a known size, so a file with them can be inspected, but are not decoded. */
+/* All other types have a known size, so a file with them can be inspected, but are not dequantized. */
 bool nbl__ggml_is_decodable(nbl__ggml_type type)
 {
     switch (type) {
@@ -194,7 +194,7 @@ ALWAYS_INLINE void unpack_q6_k(unpacked *u, const uint8_t *block)
             }
 }
 
-/* ---- decoding ---- */
+/* ---- dequantizing ---- */
 
 /* Inlined per type: the compiler sees constants and fixed counts. */
 ALWAYS_INLINE void unpack(unpacked *u, nbl__ggml_type type, const uint8_t *block)

@@ -1,7 +1,7 @@
 /* int8.c - LLM.int8()'s format: one f32 scale per row, the row's absmax.
  *
- *     encode  a = f16(x); scale = max |a|; code = RN(a * ((1 / scale) * 127)), ties to even
- *     decode  w = RN_T(RN_32(RN_32(code * scale) * RN_32(1/127))), in this order
+ *     encode      a = f16(x); scale = max |a|; code = RN(a * ((1 / scale) * 127)), ties to even
+ *     dequantize  w = RN_T(RN_32(RN_32(code * scale) * RN_32(1/127))), in this order
  *
  * The factor is a reciprocal times 127, not 127 / scale: torch computes it so, and about one
  * code in 10^4 differs. Rounding to f16 keeps the order of values, so absmax is computed on the
@@ -13,7 +13,7 @@
 
 #define INVERSE_127 0x1.020408p-7f /* bits 3c010204 */
 
-/* ---- decode ---- */
+/* ---- dequantize ---- */
 
 /* Elements [begin, n) of a row. */
 static void dequantize_int8_scalar(nbl_dtype dtype, const int8_t *codes, float scale, void *out,
@@ -36,7 +36,7 @@ NBL_TARGET_AVX2 static inline __m256 eight_avx2(const int8_t *codes, __m256 scal
     return _mm256_mul_ps(_mm256_mul_ps(code, scale), _mm256_set1_ps(INVERSE_127));
 }
 
-/* The AVX2 and AVX-512 functions return how many values they decoded. The scale is finite, so no
+/* The AVX2 and AVX-512 functions return how many values they did. The scale is finite, so no
  * value is NaN. */
 NBL_TARGET_AVX2 static int64_t dequantize_int8_avx2(nbl_dtype dtype, const int8_t *codes, float scale,
                                                     void *out, int64_t n, bool stream)

@@ -1,10 +1,10 @@
 /* mxfp4.c - OCP microscaling: 32 values of e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and sign) share a
  * scale 2^(e-127). e is one byte (e8m0). The first code of a pair is in the low nibble.
  *
- *     decode  RN_T(RN_32(lut[code] * 2^(e-127))) for every e. e = 0 is the subnormal 2^-127.
- *             e = 255, which OCP reserves for NaN, is 2^128, as transformers' ldexp computes it
- *     encode  e - 127 = floor(log2(absmax)) - 2, so the largest scaled value is in [4, 8). Each
- *             value takes the nearest e2m1, ties to the even code, saturated to 6
+ *     dequantize  RN_T(RN_32(lut[code] * 2^(e-127))) for every e. e = 0 is the subnormal 2^-127.
+ *                 e = 255, which OCP reserves for NaN, is 2^128, as transformers' ldexp computes it
+ *     encode      e - 127 = floor(log2(absmax)) - 2, so the largest scaled value is in [4, 8).
+ *                 Each value takes the nearest e2m1, ties to the even code, saturated to 6
  *
  * Scaling by a power of two is exact, so values that came from MXFP4 encode to the same values. */
 #include "quant/kernels.h"

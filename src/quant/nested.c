@@ -1,9 +1,9 @@
 /* nested.c - double quantisation: the f32 scales of a weight, minus their mean, become 8-bit
  * codes of the signed dynamic map in blocks of 256, each with an f32 scale.
  *
- *     encode   offset = mean(scales); nested_scale = max |scale - offset| of a block
- *              code = nearest((scale - offset) / nested_scale)
- *     decode   scale = RN_32(RN_32(map[code] · nested_scale) + offset)
+ *     encode      offset = mean(scales); nested_scale = max |scale - offset| of a block
+ *                 code = nearest((scale - offset) / nested_scale)
+ *     dequantize  scale = RN_32(RN_32(map[code] · nested_scale) + offset)
  *
  * One scale serves 32 to 4096 elements, so only the search for codes (dynamic8.c) has vector
  * paths. */

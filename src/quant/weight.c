@@ -127,7 +127,7 @@ nbl_status nbl__check_part(nbl_context *ctx, const char *call, nbl_format format
     return NBL_OK;
 }
 
-/* Checks everything that a decoder would rely on. The parts must be aligned to their elements,
+/* Checks everything that the kernels rely on. The parts must be aligned to their elements,
  * since kernels load them so. */
 nbl_status nbl__check_weight(nbl_context *ctx, const char *call, const nbl_weight *w, int64_t *n,
                              int64_t *rows)

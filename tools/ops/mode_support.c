@@ -36,7 +36,7 @@ typedef struct asking {
     axis axes[AXES];
     int axis_count;
     int compute_count;                     /* 1 when the family has no compute dtype */
-    nbl_weight weights[SLOTS][CHOICES];    /* by place in the family's slots */
+    nbl_weight weights[SLOTS][CHOICES];    /* by index in the family's slots */
     bool accepted[COMPUTE][AXES][CHOICES]; /* in some combination */
     int64_t asked[COMPUTE], accepts[COMPUTE];
     uint64_t results[COMPUTE][SLOTS]; /* dtypes, a bit each */

@@ -50,7 +50,7 @@ nbl_status run_flag(run *r, const char *name, bool missing, bool *value);
 nbl_status run_word(run *r, const char *name, const char *missing, const char **value);
 nbl_status run_integer(run *r, const char *name, double missing, double min, double *value);
 nbl_status run_dtype(run *r, const char *name, nbl_dtype *dtype); /* required */
-/* One of `words` (NULL at the end); *value is its place. */
+/* One of `words` (NULL at the end); *value is its index. */
 nbl_status run_choice(run *r, const char *name, const char *const *words, int missing, int *value);
 /* An attribute's JSON, or NULL when it is absent or null. */
 const nbl__json *run_attribute(run *r, const char *name);
