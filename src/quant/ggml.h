@@ -67,7 +67,7 @@ bool nbl__ggml_layout_of(uint32_t type, nbl__ggml_layout *layout);
 bool nbl__ggml_is_decodable(nbl__ggml_type type);
 
 /* Dequantizes n values, a multiple of the block size; `data` is the first block. Neither `data` nor
- * `out` needs alignment. `dtype` is f32, f16 or bf16. The type must be one that nbl__ggml_is_decodable knows. */
+ * `out` needs alignment. `dtype` is f32, f16 or bf16. nbl__ggml_is_decodable must be true. */
 void nbl__ggml_dequantize(nbl_isa isa, nbl__ggml_type type, const uint8_t *data, int64_t n, nbl_dtype dtype,
                           void *out);
 
