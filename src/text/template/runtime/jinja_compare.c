@@ -72,8 +72,8 @@ static int order_strings(const tpl_string *a, const tpl_string *b)
     return order ? order : a->size < b->size ? -1 : a->size > b->size;
 }
 
-/* Python's `is`. Numbers, texts and empty tuples have no identity here: they are identical if they
- * are equal and of the same type. */
+/* Python's `is`. Values of the same type are identical if they are the same object. Integers, texts
+ * and empty tuples have no identity here and are compared by value, floats by their bits. */
 bool nbl__tpl_identical(tpl_value a, tpl_value b)
 {
     if (a.type != b.type || a.view != b.view) return false;

@@ -287,7 +287,7 @@ static nbl_status eval_node(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     }
 }
 
-/* CONST is the most frequent kind, so it returns first, without counting. */
+/* A CONST has its value already. It is returned without counting work. */
 nbl_status nbl__tpl_eval(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     if (node->kind == NODE_CONST) return *result = node->value, NBL_OK;
