@@ -56,7 +56,7 @@ struct tpl_loop {
 nbl_status nbl__tpl_eval(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result);
 /* Runs statements until the end, or until vm->flow is set by break or continue. */
 nbl_status nbl__tpl_run_body(tpl_vm *vm, tpl_frame *frame, const tpl_nodes *body);
-/* Fill and empty the slots of a scope. Both are called for each pass of a loop's body. */
+/* Fill and empty the slots of a scope. A loop fills them for each pass, and empties them at its end. */
 nbl_status nbl__tpl_enter_scope(tpl_vm *vm, tpl_frame *frame, const tpl_scope *scope);
 void nbl__tpl_leave_scope(tpl_frame *frame, const tpl_scope *scope);
 /* Makes a frame whose slots are all MISSING. */
