@@ -1,12 +1,14 @@
-/* check_values.c - reads every value of a checkpoint and lists the tensors that hold NaN or infinities.
+/* check_values.c - reads every value of a checkpoint and lists the tensors that hold NaN or
+ * infinities.
  *
- * Packed weights are dequantized to f32 in spans, so a scale that is NaN or infinite shows in the values it scales.
- * Dense weights are looked through as they are stored. Integers, FP8 and other dtypes without arithmetic here are
- * skipped. Cost: bound by reading the files. */
+ * Packed weights are dequantized to f32 in spans, so a scale that is NaN or infinite shows in the
+ * values it scales. Dense weights are looked through as they are stored. Integers, FP8 and other
+ * dtypes without arithmetic here are skipped. Cost: bound by reading the files. */
 #include <stdio.h>
 
 #include "convert/convert.h"
 
+/* The work on one tensor. `found` is shared by all workers (atomic). */
 typedef struct job {
     nbl_checkpoint *checkpoint;
     const nbl_tensor_info *tensor;
@@ -15,6 +17,7 @@ typedef struct job {
     nbl__non_finite found;
 } job;
 
+/* Thread task: dequantizes one span and scans it. */
 static nbl_status check_span(void *argument, int64_t item, int worker)
 {
     job *j = argument;
@@ -30,6 +33,7 @@ static nbl_status check_span(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* Scans one tensor. Its non-finite values are one problem, with the index of the first. */
 static nbl_status check_tensor(nbl_checkpoint *c, const nbl_tensor_info *t)
 {
     if (!nbl__is_decodable(t)) return NBL_OK;

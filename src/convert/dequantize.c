@@ -1,8 +1,13 @@
-/* dequantize.c - converts a packed checkpoint to a dense one. Packed weights are dequantized to one
- * dtype, all other tensors keep their bytes, and quantization_config is removed from config.json.
+/* dequantize.c - converts a packed checkpoint to a dense one.
+ *
+ *     packed weight  ─▶ f32, f16 or bf16, span by span
+ *     other tensors  ─▶ their bytes
+ *     config.json    ─▶ without quantization_config, with the new dtype
+ *
  * Each tensor is one group of the writer, so a tensor's index is also its group and number. */
 #include "convert/convert.h"
 
+/* The work on one weight; shared by its workers. */
 typedef struct job {
     nbl__conversion *v;
     const nbl_tensor_info *tensor;
@@ -30,6 +35,8 @@ static nbl_status dequantize_span(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* Dequantizes one weight with a team of threads. Its non-finite values are counted and reported
+ * once. */
 static nbl_status write_dequantized(nbl__conversion *v, const nbl_tensor_info *t, nbl_dtype dtype,
                                     int64_t number)
 {
@@ -43,6 +50,7 @@ static nbl_status write_dequantized(nbl__conversion *v, const nbl_tensor_info *t
     return nbl__non_finite_report(v, t->name, &j.non_finite, "are not finite");
 }
 
+/* Counts the packed weights. A folder without any is an error: the result would be a copy. */
 static nbl_status check_source(nbl__conversion *v, const char *in)
 {
     const nbl_checkpoint_summary *s = &v->checkpoint->summary;
@@ -56,6 +64,8 @@ static nbl_status check_source(nbl__conversion *v, const char *in)
                      in);
 }
 
+/* The steps of a conversion (convert.h): declare everything, begin, write tensor by tensor,
+ * commit. */
 static nbl_status run(nbl__conversion *v, const char *in, const char *out,
                       const nbl_dequantize_options *options)
 {

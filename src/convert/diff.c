@@ -4,14 +4,22 @@
  *     packed, f32, f16, bf16          f32 values, span by span
  *     integers, bool, f64             exact values; the figures are f64
  *     others, if both are the same    bytes, without figures
+ *     others                          unequal, without figures
  *
  * Figures: max |a - b|, |a - b| / |b| (Euclidean norms) and the cosine. They are summed in f64 per
- * span and then in the order of the spans, so they do not depend on the number of threads. */
+ * span and then in the order of the spans, so they do not depend on the number of threads.
+ *
+ * Floats are equal if their bits are: the same NaN on both sides is equal, +0 and -0 are not. The
+ * figures are those of numbers, so a difference in the sign of zero alone has max_abs 0.
+ *
+ * Memory: the result's lists, and one span of each side per worker. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "convert/convert.h"
 
+/* The result. The tensors' names are those of the checkpoints, which stay open until it is
+ * freed. */
 struct nbl_diff {
     nbl_context *ctx;
     nbl_checkpoint *a, *b;
@@ -20,11 +28,13 @@ struct nbl_diff {
     int64_t count, a_count, b_count, capacity;
 };
 
+/* The sums of one span, or of a whole weight. */
 typedef struct sums {
     bool unequal, unknown;                     /* unknown: compared as bytes, without figures */
     double max_abs, difference, a, b, product; /* Σ (a - b)², Σ a², Σ b², Σ a·b; NaN if a value is NaN */
 } sums;
 
+/* The comparison of one weight; shared by its workers. */
 typedef struct job {
     nbl_diff *diff;
     const nbl_tensor_info *a, *b;
@@ -93,12 +103,15 @@ static void add_values(sums *s, const float *x, const float *y, int64_t n)
 
 /* ---- values of integers, booleans and f64 ---- */
 
+/* A value as an exact integer, or as a double. __int128 holds all values of i64 and u64. */
 typedef struct number {
     double real;
     bool is_integer;
     __int128 integer;
 } number;
 
+/* True if number_at can read the weight. The dtypes of computing count too: one side may be f32 and
+ * the other i32. */
 static bool is_number(const nbl_weight *w)
 {
     switch (w->dtype) {
@@ -116,6 +129,7 @@ static bool is_number(const nbl_weight *w)
     }
 }
 
+/* Reads element i. f32, f16 and bf16 go through the scalar dequantizer. */
 static number number_at(const nbl_weight *w, int64_t i)
 {
 #define READ(ENUM, type)                                                                                     \
@@ -158,6 +172,7 @@ static bool same_number(const number *x, const number *y)
     return fits && (double)(__int128)real->real == real->real && (__int128)real->real == integer->integer;
 }
 
+/* Thread task: compares one span value by value. */
 static nbl_status compare_numbers(void *argument, int64_t item, int worker)
 {
     job *j = argument;
@@ -191,6 +206,7 @@ static nbl_status compare_bytes(void *argument, int64_t item, int worker)
 
 /* ---- weights ---- */
 
+/* Reads one span of one side as f32. */
 static void read_span(nbl_isa isa, const nbl_checkpoint *c, const nbl_tensor_info *t, int64_t begin,
                       int64_t end, float *values)
 {
@@ -244,6 +260,7 @@ done:
     return status;
 }
 
+/* Chooses the comparison: see the table at the head of the file. */
 static nbl_status compare_values(nbl_diff *diff, const nbl_tensor_info *a, const nbl_tensor_info *b,
                                  sums *total)
 {
@@ -275,6 +292,8 @@ static bool same_shape(const nbl_tensor_info *a, const nbl_tensor_info *b)
     return true;
 }
 
+/* Compares two tensors of one name. Figures stay NAN if they are not known: other shapes, bytes, or
+ * a NaN on one side. */
 static nbl_status compare(nbl_diff *diff, const nbl_tensor_info *a, const nbl_tensor_info *b)
 {
     nbl_tensor_diff *d = &diff->tensors[diff->count++];
@@ -303,6 +322,7 @@ static int by_name(const void *a, const void *b)
     return strcmp((*(const nbl_tensor_info *const *)a)->name, (*(const nbl_tensor_info *const *)b)->name);
 }
 
+/* The tensors of a checkpoint, sorted by name, in its arena. */
 static nbl_status sorted(nbl_checkpoint *c, const nbl_tensor_info ***list)
 {
     *list = nbl__arena_alloc(&c->arena, (size_t)(c->tensor_count + 1) * sizeof **list);

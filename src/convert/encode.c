@@ -28,11 +28,13 @@ typedef struct job {
     nbl__non_finite non_finite;
 } job;
 
+/* The address of an element of the source, which is dense. */
 static const uint8_t *values_at(const job *j, int64_t element)
 {
     return (const uint8_t *)j->tensor->weight.data + (size_t)element * nbl__size_of(j->tensor->weight.dtype);
 }
 
+/* Runs a task over all spans of the weight, with a buffer of `bytes` per worker. */
 static nbl_status run_team(job *j, int64_t items, size_t bytes, nbl__team_fn fn)
 {
     return nbl__run_spans(j->v->ctx, items, bytes, fn, j, &j->buffers, j->tensor->name);
@@ -52,6 +54,7 @@ static void span_done(job *j, int64_t begin, int64_t end)
 
 enum { STATE_LIMIT = 512 }; /* bytes of a state's JSON, at most */
 
+/* Declares a vector under the weight's name with an ending. */
 static nbl_status declare_part(nbl__conversion *v, int64_t group, const char *name, const char *end,
                                nbl_dtype dtype, int64_t elements, int64_t *number)
 {
@@ -60,6 +63,7 @@ static nbl_status declare_part(nbl__conversion *v, int64_t group, const char *na
     return nbl__writer_declare(v->writer, group, full, dtype, 1, &elements, number);
 }
 
+/* The quantization state of a 4-bit weight, as bitsandbytes stores it in JSON. */
 static nbl__bnb_json state_of(const nbl_tensor_info *t, const nbl_quantize_options *o, float offset)
 {
     nbl__bnb_json state = {.format = o->format,
@@ -127,6 +131,7 @@ static nbl_status write_nested(job *j, int64_t blocks, float *offset)
     nbl_context *ctx = j->v->ctx;
     nbl__writer *w = j->v->writer;
     int64_t groups = nbl__ceil_div(blocks, NBL_NESTED_BLOCK);
+    /* the mean of all scales would be NaN: report the value itself */
     if (!j->v->allow_non_finite)
         NBL_TRY(nbl__non_finite_report(j->v, j->tensor->name, &j->non_finite, "are not finite"));
     *offset = nbl__nested_offset(j->scales, blocks);
@@ -149,6 +154,7 @@ done:
     return status;
 }
 
+/* Writes the state's JSON. Its size was reserved, or declared, before. */
 static nbl_status write_state(job *j, float offset)
 {
     nbl__bnb_json state = state_of(j->tensor, j->options, offset);
@@ -190,6 +196,8 @@ done:
 
 /* ---- int8 ---- */
 
+/* Declares the entries of an int8 weight. 7 is the length of ".weight": the scales are named after
+ * the module. */
 static nbl_status declare_int8(nbl__conversion *v, int64_t group, const nbl_tensor_info *t, nbl__encoded *e)
 {
     const char *module = nbl__arena_printf(&v->checkpoint->arena, "%.*s", (int)strlen(t->name) - 7, t->name);
@@ -219,6 +227,7 @@ static nbl_status encode_int8(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* Writes all entries of an int8 weight. A span is whole rows, because a row has one scale. */
 static nbl_status write_int8(job *j)
 {
     nbl_context *ctx = j->v->ctx;
@@ -240,6 +249,8 @@ done:
 
 enum { MX_OUTS = 32 }; /* output rows per item */
 
+/* Declares blocks and scales of fused experts. A block has 32 values along the input: 16 bytes and
+ * one scale. */
 static nbl_status declare_mxfp4(nbl__conversion *v, int64_t group, const nbl_tensor_info *t, nbl__encoded *e)
 {
     int64_t experts = t->shape[0], ins = t->shape[1], outs = t->shape[2];

@@ -4,7 +4,11 @@
  *     vectors    the same, stored as f32
  *
  * Rows stream from mapped pages through a buffer per worker to their offset in the file, so memory
- * does not depend on the model's size. Values are rounded once, when they are encoded. */
+ * does not depend on the model's size. Values are rounded once, when they are encoded.
+ *
+ * The order of the work: open and check the source, put the keys, export the vocabulary, declare
+ * all tensors, write them, read the file back, write the Modelfile, commit. Both results appear at
+ * the end, or none of them. */
 #include "convert/export_gguf.h"
 
 #include "model/language_model.h"
@@ -15,6 +19,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+/* One tensor of the file. factor: what the values are multiplied by (export_gguf_keys.c). */
 typedef struct item {
     const nbl__merged *from;
     nbl__gguf_mapping mapping;
@@ -42,6 +47,8 @@ int64_t nbl__export_row(const nbl__export *e, const nbl__gguf_mapping *mapping, 
     return row - within + within % 2 * (width / 2) + within / 2;
 }
 
+/* The writing of one matrix; shared by its workers. values, sums: bytes of the parts of a
+ * buffer. */
 typedef struct job {
     nbl__export *e;
     const item *it;
@@ -115,6 +122,7 @@ static nbl_status write_span(void *argument, int64_t number, int worker)
                            (uint64_t)begin * j->row_bytes);
 }
 
+/* Writes one matrix by spans of rows. A buffer's parts begin at multiples of 64 bytes. */
 static nbl_status write_matrix(nbl__export *e, const item *it)
 {
     const nbl__merged *t = it->from;
@@ -192,6 +200,7 @@ static nbl_status declare(nbl__export *e, const nbl__merged *t, item *it)
     return nbl__gguf_declare(&e->writer, it->mapping.name, it->type, t->rank, t->shape, &it->number);
 }
 
+/* Declares all tensors that are exported, in the checkpoint's order. */
 static nbl_status declare_all(nbl__export *e, item *items, int64_t *count)
 {
     for (int64_t i = 0; i < e->merge.count; i++)
@@ -218,6 +227,8 @@ static nbl_status write_model(nbl__export *e)
     item *items = nbl__arena_alloc(&e->arena, (size_t)(e->merge.count + 1) * sizeof *items);
     float *divisors = nbl__arena_alloc(&e->arena, (size_t)e->decoder.head_dim * sizeof *divisors);
     if (items == NULL || divisors == NULL) return NBL_ERROR_MEMORY;
+    /* the divisors of rope scaling are a tensor in llama.cpp, and a key of config.json in
+     * transformers */
     bool divided = nbl__export_divisors(e, divisors);
     if (divided)
         NBL_TRY(nbl__gguf_declare(&e->writer, "rope_freqs.weight", NBL_GGML_F32, 1, &half, &divisors_number));
@@ -323,6 +334,7 @@ static nbl_status commit(nbl__export *e, const char *modelfile)
     return status;
 }
 
+/* Writes the file: the model if a type is given, otherwise the adapter alone. */
 static nbl_status run(nbl__export *e, const struct type_row *type, const char *modelfile)
 {
     NBL_TRY(open_source(e));

@@ -10,6 +10,7 @@
 
 #include "convert/export_gguf.h"
 
+/* Fails for a part of the adapter, and says how it can be exported. */
 static nbl_status refuse(const nbl__export *e, const char *what, const char *name)
 {
     nbl_status status = nbl__fail(e->ctx, NBL_ERROR_UNSUPPORTED,
@@ -36,6 +37,7 @@ static nbl_status check_contents(const nbl__export *e)
     return NBL_OK;
 }
 
+/* The two tensors of one module. */
 typedef struct pair {
     nbl__gguf_mapping mapping;
     int64_t a, b; /* numbers in the file */
@@ -46,6 +48,8 @@ typedef struct pair {
 static nbl_status declare(nbl__export *e, const nbl__peft_module *m, pair *p)
 {
     char name[96], hf_name[512];
+    /* B · A is [out, in] for a linear layer. For an embedding PEFT stores A as [rank,
+     * vocabulary]. */
     int64_t a[2] = {m->is_embedding ? m->in : m->r, m->is_embedding ? m->r : m->in}, b[2] = {m->out, m->r};
     (void)snprintf(hf_name, sizeof hf_name, "%s.weight", m->path);
     if (!nbl__gguf_mapping_of(e->arch, hf_name, &p->mapping)) return refuse(e, "the adapter of", m->path);

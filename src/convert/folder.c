@@ -14,6 +14,7 @@
 
 static const uint64_t default_shard_size = 5000000000u; /* as transformers chose for years */
 
+/* Opens the source and counts its bytes. v->rights become those that all weight files share. */
 nbl_status nbl__conversion_open(nbl_context *ctx, const char *in, nbl__conversion *v)
 {
     *v = (nbl__conversion){.ctx = ctx, .rights = 0666};
@@ -57,6 +58,7 @@ static bool is_companion(const char *name)
 
 static const char *const template_folder = "additional_chat_templates";
 
+/* True if the source has a folder of additional chat templates that is to be copied. */
 static bool has_templates(const nbl__conversion *v)
 {
     char path[4096];
@@ -125,6 +127,7 @@ static nbl_status visit_companions(nbl__conversion *v, const char *folder, visit
     return status;
 }
 
+/* Copies one companion file. */
 static nbl_status copy_companion(nbl__conversion *v, const char *name, const char *path, uint64_t size,
                                  void *unused)
 {
@@ -134,6 +137,8 @@ static nbl_status copy_companion(nbl__conversion *v, const char *name, const cha
 
 /* ---- the frame ---- */
 
+/* Fixes the layout and begins the output. Everything that can be checked without writing comes
+ * first: the companion files, and the room on the disk (nbl__output_begin). */
 nbl_status nbl__conversion_begin(nbl__conversion *v, const char *out, uint64_t shard_size)
 {
     NBL_TRY(nbl__writer_layout(v->writer, shard_size ? shard_size : default_shard_size, &v->report.bytes_out,
@@ -173,6 +178,7 @@ int nbl__conversion_dtype(const nbl__conversion *v, nbl_dtype dtype, char text[3
     return count;
 }
 
+/* Finishes the folder under its temporary name; config.json comes last. */
 nbl_status nbl__conversion_finish(nbl__conversion *v, const nbl__config_edit *edits, int count)
 {
     /* All weights were read: check that no source file changed meanwhile. */
@@ -211,12 +217,15 @@ nbl_status nbl__conversion_commit(nbl__conversion *v, const nbl__config_edit *ed
 
 /* ---- copies ---- */
 
+/* A tensor that is not changed is copied as bytes; its values are still scanned for NaN and
+ * infinities. */
 nbl_status nbl__declare_copy(nbl__conversion *v, int64_t group, const nbl_tensor_info *t, int64_t *number)
 {
     assert(t->weight.format == NBL_FORMAT_DENSE);
     return nbl__writer_declare(v->writer, group, t->name, t->weight.dtype, t->rank, t->shape, number);
 }
 
+/* The copy goes in pieces, so that progress is shown and pages are dropped while it runs. */
 nbl_status nbl__write_copy(nbl__conversion *v, const nbl_tensor_info *t, int64_t number)
 {
     enum { PIECE = 8 << 20 };

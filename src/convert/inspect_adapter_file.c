@@ -1,8 +1,13 @@
 /* inspect_adapter_file.c - inspects a PEFT adapter: its settings, its tensors, and a list of
  * problems.
  *
- * Problems come from the reader (format/peft), from a scan for non-finite values, and, if a base
- * model is given, from the check against its tensors. Reads all values once. */
+ *     nbl__peft_inspect   settings and tensors, problems of the format
+ *     scan                NaN and infinities of every tensor
+ *     check_base          the adapter against a model, if one is given
+ *
+ * Nothing that can be read is left out because of a problem. Reads all values once.
+ *
+ * Memory: the handle owns the reader (peft) and the list of tensors; all names point into them. */
 #include "convert/convert.h"
 #include "format/gguf/gguf_model.h"
 #include "format/peft/peft.h"
@@ -35,6 +40,7 @@ static nbl_status scan(nbl_adapter *a, const nbl__stored *stored, int64_t *count
                   stored->file, stored->name, *count, (int64_t)atomic_load(&found.first) - 1));
 }
 
+/* Makes the list of tensors and scans their values. s->dtype: the common dtype, if there is one. */
 static nbl_status take_tensors(nbl_adapter *a)
 {
     const nbl__peft *p = a->peft;
@@ -78,6 +84,7 @@ static void add_tensor(base *b, const char *name, int rank, const int64_t *shape
     b->tensors[b->count++] = (nbl__peft_tensor){name, rank, shape, nbl__peft_kind_of(name, rank)};
 }
 
+/* The names and shapes of a folder's tensors. There is room for one more: add_head. */
 static nbl_status read_checkpoint(nbl__arena *arena, const nbl_checkpoint *c, base *b)
 {
     b->tensors = nbl__arena_alloc(arena, (size_t)(c->tensor_count + 1) * sizeof *b->tensors);
@@ -88,6 +95,7 @@ static nbl_status read_checkpoint(nbl__arena *arena, const nbl_checkpoint *c, ba
     return NBL_OK;
 }
 
+/* The same for a GGUF model, under Hugging Face names. */
 static nbl_status read_gguf(nbl__arena *arena, const nbl__gguf_model *m, base *b)
 {
     b->tensors = nbl__arena_alloc(arena, (size_t)(m->weight_count + 1) * sizeof *b->tensors);
@@ -109,6 +117,8 @@ static void add_head(base *b)
     if (embedding && b->tied) add_tensor(b, "lm_head.weight", embedding->rank, embedding->shape);
 }
 
+/* Checks the adapter against a model, a folder or a .gguf file. The model's problems are counted
+ * apart. A model that cannot be opened is an error, not a problem of the adapter. */
 static nbl_status check_base(nbl_adapter *a, const char *path)
 {
     nbl_checkpoint *checkpoint = NULL;
@@ -134,6 +144,7 @@ done:
 
 /* ---- open, close, access ---- */
 
+/* Takes the settings. The lists of names are handed out by nbl_adapter_get_target and get_saved. */
 static void summarize(nbl_adapter *a)
 {
     const nbl__peft *p = a->peft;

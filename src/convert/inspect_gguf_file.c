@@ -2,8 +2,10 @@
  *
  * Problems come from the reader (gguf.c), from the mapping to a model (gguf_model.c) and from
  * opening the tokenizer. The head of the file is read, not the weights; memory is proportional to
- * the head. Entries, tensors and tokens are handed out in one struct each, which the next call
- * overwrites. */
+ * the head.
+ *
+ * Entries, tensors and tokens are handed out in one struct each, which the next call overwrites. So
+ * the get functions allocate nothing and cannot fail. */
 #include <math.h>
 #include <stdio.h>
 
@@ -26,6 +28,7 @@ typedef struct shown_text {
     bool cut;
 } shown_text;
 
+/* The handle. format, type, token and value hold the texts of the last get calls. */
 struct nbl_gguf {
     nbl_context *ctx;
     nbl__gguf *file;
@@ -41,6 +44,7 @@ struct nbl_gguf {
 
 /* ---- texts ---- */
 
+/* Copies a text for display: see shown_text. A character is never cut in two. */
 static void show(const char *at, size_t size, shown_text *shown)
 {
     const char *end = at + size;
@@ -57,6 +61,7 @@ static void show(const char *at, size_t size, shown_text *shown)
     shown->cut = at < end;
 }
 
+/* *to: the text of a key, for display; unchanged if the file has no such text. */
 static nbl_status take_text(nbl_gguf *g, const char *key, const char **to)
 {
     const nbl__gguf_entry *entry = nbl__gguf_find(g->file, key);
@@ -72,6 +77,7 @@ static nbl_status take_text(nbl_gguf *g, const char *key, const char **to)
 
 /* ---- values ---- */
 
+/* Appends a text as JSON. True: it was cut. */
 static bool add_string(nbl_gguf *g, const nbl__gguf_entry *entry, int64_t i)
 {
     const char *text = "";
@@ -116,6 +122,7 @@ static bool add_value(nbl_gguf *g, const nbl__gguf_entry *entry, int64_t i)
     return false;
 }
 
+/* The names of types, as llama.cpp's gguf tools print them. */
 static const char *const type_names[NBL_GGUF_TYPE_COUNT] = {
     [NBL_GGUF_U8] = "u8",         [NBL_GGUF_I8] = "i8",       [NBL_GGUF_U16] = "u16",
     [NBL_GGUF_I16] = "i16",       [NBL_GGUF_U32] = "u32",     [NBL_GGUF_I32] = "i32",
@@ -133,6 +140,7 @@ const nbl_gguf_entry *nbl_gguf_get_entry(nbl_gguf *g, int64_t index)
     g->value.size = 0;
     if (array) nbl__text_add(&g->value, "[", 1);
     for (int64_t i = 0; i < shown; i++) {
+        /* an array shows its first values only; an array of arrays shows none */
         if (i) nbl__text_add(&g->value, ", ", 2);
         cut |= add_value(g, entry, i);
     }
@@ -164,6 +172,7 @@ const nbl_gguf_tensor *nbl_gguf_get_tensor(nbl_gguf *g, int64_t index)
     return &g->tensor;
 }
 
+/* The special tokens of a GGUF vocabulary: the middle part of tokenizer.ggml.NAME_token_id. */
 static const char *const specials[] = {"bos",       "eos",  "eot",     "eom",     "unknown",
                                        "seperator", /* its own spelling */
                                        "padding",   "mask", "fim_pre", "fim_suf", "fim_mid"};
@@ -202,6 +211,7 @@ const char *nbl_gguf_get_problem(const nbl_gguf *g, int64_t index)
 
 /* ---- the summary ---- */
 
+/* *size: the number of the key ARCHITECTURE.suffix; 0 if there is none. */
 static void take_size(const nbl_gguf *g, const char *suffix, int64_t *size)
 {
     char key[KEY_SIZE];
@@ -210,6 +220,7 @@ static void take_size(const nbl_gguf *g, const char *suffix, int64_t *size)
     if (!nbl__gguf_integer(nbl__gguf_find(g->file, key), 0, size) || *size < 0) *size = 0;
 }
 
+/* Fills the summary from the metadata. Nothing here is a problem: what is missing is 0 or NULL. */
 static nbl_status summarize(nbl_gguf *g)
 {
     nbl_gguf_summary *s = &g->summary;

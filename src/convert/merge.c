@@ -10,6 +10,7 @@ static const char head_name[] = "lm_head.weight", embedding_name[] = "model.embe
 
 /* ---- which tensors there are ---- */
 
+/* The checkpoint's tensor of this name; NULL: none. */
 static const nbl_tensor_info *find_base(const nbl_checkpoint *c, const char *name)
 {
     for (int64_t i = 0; i < c->tensor_count; i++)
@@ -17,6 +18,7 @@ static const nbl_tensor_info *find_base(const nbl_checkpoint *c, const char *nam
     return NULL;
 }
 
+/* Sets a shape, and the matrix as which it is merged: rows of the last dimension. */
 static void set_shape(nbl__merged *t, int rank, const int64_t *shape)
 {
     int64_t elements = 1;
@@ -91,6 +93,7 @@ static bool is_tied(const nbl_checkpoint *c)
     return find_base(c, head_name) == NULL;
 }
 
+/* Checks the adapter against the tensors of the result, which include an untied head. */
 static nbl_status check_adapter(nbl__merge *m)
 {
     nbl__peft_tensor *tensors = nbl__arena_alloc(&m->arena, (size_t)m->count * sizeof *tensors);
@@ -118,6 +121,7 @@ nbl_status nbl__merge_open(nbl_checkpoint *c, const char *adapter, nbl__merge *m
     return m->peft ? check_adapter(m) : NBL_OK;
 }
 
+/* Frees the factors of the last tensor. */
 static void unload(nbl__merge *m)
 {
     nbl__free(m->ctx, m->left, m->left_bytes);
@@ -188,6 +192,7 @@ nbl_status nbl__merge_load(nbl__merge *m, const nbl__merged *t)
     return NBL_OK;
 }
 
+/* Element i of a stored vector, as f32. */
 static float element(nbl_isa isa, const nbl__stored *from, int64_t i)
 {
     float value;
@@ -218,6 +223,7 @@ static void merge_row(const nbl__merge *m, const nbl__merged *t, int64_t row, fl
     for (int64_t i = 0; i < columns; i++) out[i] = (float)(factor * sum[i]);
 }
 
+/* The values of rows: the adapter's whole weight, or the base's, plus what the adapter adds. */
 void nbl__merge_rows(const nbl__merge *m, const nbl__merged *t, int64_t begin, int64_t end, float *out,
                      double *scratch)
 {

@@ -5,6 +5,7 @@
  * per worker. */
 #include "convert/merge.h"
 
+/* The writing of one tensor; shared by its workers. */
 typedef struct job {
     nbl__conversion *v;
     const nbl__merge *merge;
@@ -47,6 +48,7 @@ static bool keeps_bytes(const nbl__merged *t, nbl_dtype dtype)
            t->base->weight.dtype == dtype && strcmp(t->name, t->base->name) == 0;
 }
 
+/* Writes one tensor: its bytes if they do not change, otherwise merged span by span. */
 static nbl_status write_tensor(nbl__conversion *v, nbl__merge *m, const nbl__merged *t, nbl_dtype dtype,
                                int64_t number)
 {
@@ -66,6 +68,8 @@ static nbl_status write_tensor(nbl__conversion *v, nbl__merge *m, const nbl__mer
     return nbl__non_finite_report(v, t->name, &j.non_finite, "of the sum are not finite");
 }
 
+/* Declares and writes all tensors, then makes the edits of config.json: no quantization, the new
+ * dtype, a head of its own, the end tokens of the text files. */
 static nbl_status write_all(nbl__conversion *v, nbl__merge *m, const nbl__merge_folder *how, nbl_dtype dtype)
 {
     for (int64_t i = 0, number; i < m->count; i++) {

@@ -2,11 +2,23 @@
  * strings.
  *
  * Ollama's templates are written in Go's text/template, the model's in Jinja. In this order:
- *   1. a template that can be split into fixed texts (modelfile_turns.c) is written in Go, with tools and the
- *      default system prompt
- *   2. else a plain template of its family, recognised by the special token that it writes (families[])
- *   3. else no TEMPLATE: Ollama looks for a known one like that in the GGUF file
- * Cases 2 and 3, and a template whose tools cannot be written, log a warning. */
+ * * A template that can be split into fixed texts (modelfile_turns.c) is written in Go, with tools and
+ * the default system prompt.
+ * * Otherwise a plain template of its family, recognised by the special token that it writes
+ * (families[]).
+ * * Otherwise no TEMPLATE: Ollama looks for a known one like that in the GGUF file.
+ *
+ * The last two cases, and a template whose tools cannot be written, log a warning.
+ *
+ * Example, the result for a model of the ChatML family:
+ *
+ *     FROM ./model.gguf
+ *     TEMPLATE """{{ range .Messages }}{{ if eq .Role "user" }}<|im_start|>user
+ *     {{ .Content }}<|im_end|>
+ *     {{ else if eq .Role "assistant" }}…{{ end }}{{ end }}<|im_start|>assistant
+ *     """
+ *     PARAMETER stop "<|im_start|>"
+ *     PARAMETER stop "<|im_end|>" */
 #include "convert/modelfile.h"
 
 #include <stdlib.h>
@@ -47,6 +59,7 @@ static void add_quoted(nbl__text *out, const char *text)
     nbl__text_add(out, "\"", 1);
 }
 
+/* True if the text contains the part. */
 static bool holds(nbl_string text, const char *part)
 {
     size_t size = strlen(part);
@@ -55,6 +68,7 @@ static bool holds(nbl_string text, const char *part)
     return false;
 }
 
+/* The family of a chat template: the first whose mark it contains. */
 static const struct family *family_of(nbl_string chat_template)
 {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
@@ -99,6 +113,8 @@ static void add_plain(nbl__text *out, nbl_string text)
     add_plain_to(out, text, false);
 }
 
+/* Appends the list of tools: Go's range over $.Tools, with the fixed texts around and between the
+ * items. */
 static void add_tools(nbl__text *out, const nbl__turns *t, nbl_string begin, nbl_string end)
 {
     add_plain(out, begin);
@@ -108,6 +124,7 @@ static void add_tools(nbl__text *out, const nbl__turns *t, nbl_string begin, nbl
     add_plain(out, end);
 }
 
+/* Appends the calls of an assistant's message, or its content if it has none. */
 static void add_calls(nbl__text *out, const nbl__turns *t)
 {
     nbl__text_printf(out, "{{ if .ToolCalls }}");
@@ -137,6 +154,7 @@ static void add_head(nbl__text *out, const nbl__turns *t)
     nbl__text_printf(out, "%s{{ end }}", t->tools_alone.text ? "{{ end }}" : "");
 }
 
+/* Appends the branch of one role: the texts before and behind the content. */
 static void add_role(nbl__text *out, const char *role, bool first, const nbl__turn_frame *frame,
                      const nbl__turns *t)
 {
@@ -152,6 +170,8 @@ static void add_role(nbl__text *out, const char *role, bool first, const nbl__tu
     add_plain(out, frame->behind);
 }
 
+/* Appends TEMPLATE: the head, a loop over the messages with a branch per role, and the generation
+ * prompt. */
 static void add_template(nbl__text *out, const nbl__turns *t)
 {
     nbl__text_printf(out, "TEMPLATE \"\"\"");

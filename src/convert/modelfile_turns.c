@@ -1,11 +1,20 @@
 /* modelfile_turns.c - splits a chat template into fixed texts. See modelfile.h.
  *
- * 1. Render conversations whose contents are words that no template contains ("zquserqz"). The text
- * between the words is
- *    the template's.
- * 2. Put other conversations together from these pieces, and compare them with what the template
- * renders. If they
- *    differ, the template is not known: it may number the turns, or join the system prompt to the first message. */
+ * Step 1 renders conversations whose contents are words that no template contains ("zquserqz"). The
+ * text between the words is the template's. Example for ChatML, with one message and with the
+ * generation prompt:
+ *
+ *     <|im_start|>user\nzquserqz<|im_end|>\n
+ *     └── user.before ─┘        └ user.behind
+ *     <|im_start|>user\nzquserqz<|im_end|>\n<|im_start|>assistant\n
+ *                                           └──── generation ─────┘
+ *
+ * Step 2 puts other conversations together from these pieces, and compares them with what the
+ * template renders. If they differ, the template is not known: it may number the turns, or join the
+ * system prompt to the first message.
+ *
+ * So a template is only written in Ollama's language if both render the same for all conversations
+ * that are tried. No Jinja is translated. */
 #include "convert/modelfile.h"
 
 #include "base/json/json.h"
@@ -28,6 +37,7 @@ static const char system_word[] = "zqsystemqz", user_word[] = "zquserqz", answer
     "{\"type\": \"function\", \"function\": {\"name\": \"zqtool" n "\", \"description\": \"zqtext\", "       \
     "\"parameters\": {\"type\": \"object\", \"properties\": {\"zqarg\": {\"type\": \"string\"}}}}}"
 
+/* The template under test, and what it is rendered with. */
 typedef struct probe {
     nbl__arena *arena;
     nbl_context *ctx;
@@ -65,8 +75,9 @@ static nbl_string without_end(nbl_string text, size_t size)
     return text_of(text.text, text.size - size);
 }
 
-/* Cuts the text at the first occurrence of the word. Returns the text behind it, *before: the text
- * before it. Both have text NULL if the word does not occur. */
+/* Cuts the text at the first occurrence of the word. Returns the text behind it; *before is the
+ * text before it. Both have text NULL if the word does not occur. A text of NULL is passed on, so
+ * several cuts may follow each other before the result is checked. */
 static nbl_string cut(nbl_string text, const char *word, size_t size, nbl_string *before)
 {
     for (size_t at = 0; text.text && at + size <= text.size; at++) {

@@ -1,8 +1,12 @@
 /* quantize.c - quantizes a dense checkpoint to a folder that transformers with bitsandbytes loads.
  *
- * Chosen are the weights that transformers would quantize (format/hf/hf_linear.c) except those that
- * the user's regular expression skips. For mxfp4: the experts of GPT-OSS. This file chooses and
- * writes config.json; encode.c writes the weights. Each tensor of the source is one group of the
+ *     which weights   those that transformers would quantize (format/hf/hf_linear.c), except those
+ *                     that the user's regular expression skips; for mxfp4 the experts of GPT-OSS
+ *     how             encode.c
+ *     config.json     quantization_config, with the list of modules that are not quantized
+ *
+ * transformers decides from quantization_config alone which modules it loads as quantized ones. So
+ * the choice here must be the one that it makes. Each tensor of the source is one group of the
  * writer. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -10,6 +14,7 @@
 #include "convert/encode.h"
 #include "format/hf/hf_linear.h"
 
+/* The decisions of one conversion. encoded[i] belongs to the checkpoint's tensor i. */
 typedef struct plan {
     nbl__encoded *encoded; /* per tensor; format DENSE: copied */
     bool tied;             /* the output head shares the embedding's matrix */
@@ -24,6 +29,7 @@ enum {
     PREFIX = 64
 }; /* bytes before each block, for its size, which PCRE2 does not keep; 64 keeps the alignment */
 
+/* PCRE2's malloc and free, from the context's allocator. */
 static void *pcre_alloc(size_t size, void *ctx)
 {
     uint8_t *block = nbl__alloc(ctx, size + PREFIX);
@@ -40,6 +46,7 @@ static void pcre_free(void *memory, void *ctx)
     nbl__free(ctx, (uint8_t *)memory - PREFIX, size + PREFIX);
 }
 
+/* Compiles the expression of --skip. An invalid one is an error of the caller. */
 static nbl_status compile_skip(nbl_context *ctx, const char *pattern, plan *p)
 {
     if (pattern == NULL) return NBL_OK;
@@ -62,6 +69,7 @@ static nbl_status compile_skip(nbl_context *ctx, const char *pattern, plan *p)
     return p->match ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
+/* *skipped: the expression matches a part of the tensor's name. */
 static nbl_status is_skipped(nbl_context *ctx, const plan *p, const char *name, bool *skipped)
 {
     *skipped = false;
@@ -78,6 +86,7 @@ static nbl_status is_skipped(nbl_context *ctx, const plan *p, const char *name, 
 
 /* ---- decisions ---- */
 
+/* Fails for a source that is quantized already. */
 static nbl_status check_source(nbl__conversion *v)
 {
     const nbl_checkpoint *c = v->checkpoint;
@@ -191,6 +200,7 @@ static nbl_status list_skipped(nbl__conversion *v, const plan *p, struct nbl__na
     return NBL_OK;
 }
 
+/* Writes quantization_config and finishes the folder. */
 static nbl_status commit(nbl__conversion *v, const plan *p, const nbl_quantize_options *options)
 {
     struct nbl__names skipped = {0};
@@ -222,6 +232,7 @@ static nbl_status run(nbl__conversion *v, plan *p, const char *out, const nbl_qu
     return commit(v, p, options);
 }
 
+/* Checks the combination of options before any file is read. */
 static nbl_status check_options(nbl_context *ctx, const nbl_quantize_options *o)
 {
     bool fourbit = o->format == NBL_FORMAT_NF4 || o->format == NBL_FORMAT_FP4;

@@ -1,4 +1,11 @@
-/* span.c - spans of logical tensors: their sizes, values and pages. See convert.h. */
+/* span.c - spans of logical tensors: their sizes, values and pages. See convert.h.
+ *
+ * A span is a range of elements in logical order. For most tensors this is the order of the file,
+ * so a span is one range of bytes. MXFP4 experts are stored transposed: a span of theirs is
+ * scattered over its whole expert, and begins at whole logical rows.
+ *
+ *     stored   [expert, out, in]     4 bits, blocks of 32 along `in`
+ *     logical  [expert, in, out]     span_unit: 32 rows of `out` values */
 #include "convert/convert.h"
 
 int64_t nbl__elements(const nbl_tensor_info *t)
@@ -8,6 +15,7 @@ int64_t nbl__elements(const nbl_tensor_info *t)
     return n;
 }
 
+/* 32 rows: a block of 32 codes along `in` is one column of them. */
 int64_t nbl__span_unit(const nbl_tensor_info *t)
 {
     return t->transposed && nbl__elements(t) > 0 ? 32 * t->shape[t->rank - 1] : 1;
@@ -54,7 +62,7 @@ static void dequantize_transposed(nbl_isa isa, const nbl_weight *w, int64_t begi
     }
 }
 
-/* Stored bytes of elements [begin, end). */
+/* The bytes of elements [begin, end) in the file. Elements of 4 bits begin at an even index. */
 static void stored_range(const nbl_tensor_info *t, int64_t begin, int64_t end, const uint8_t **data,
                          uint64_t *size)
 {
@@ -87,7 +95,9 @@ void nbl__span_release(const nbl_checkpoint *c, const nbl_tensor_info *t, int64_
 {
     const uint8_t *data;
     uint64_t size;
-    if (t->transposed) { /* drop only experts that end within the span: other workers may still read the rest */
+    /* Of transposed experts, drop only those that end within the span: other workers may still read
+     * the rest. */
+    if (t->transposed) {
         int64_t matrix = t->shape[t->rank - 1] * t->shape[t->rank - 2];
         begin = begin / matrix * matrix;
         end = end / matrix * matrix;
@@ -102,6 +112,7 @@ void nbl__tensor_release(const nbl_checkpoint *c, const nbl_tensor_info *t)
     const nbl_weight *w = &t->weight;
     int64_t n = nbl__elements(t);
     if (n == 0) return;
+    /* one scale per row for int8, one per block for the others */
     int64_t scales = w->format == NBL_FORMAT_INT8 ? n / t->shape[t->rank - 1]
                      : w->block                   ? nbl__ceil_div(n, w->block)
                                                   : 0;

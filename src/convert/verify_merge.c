@@ -24,6 +24,8 @@
 enum { SLACK = 8, SEQUENCES = 3, MAX_TOKENS = 24 };
 static const double FLOOR = 5e-5;
 
+/* The state of one check. The logits of each sequence are kept until both models were run: only one
+ * model is in memory at a time. */
 typedef struct verification {
     nbl_context *ctx;
     const char *base, *adapter;
@@ -105,6 +107,7 @@ static nbl_status compare(verification *v, int64_t layers)
     return NBL_OK;
 }
 
+/* The number of layers, for the tolerance. */
 static nbl_status layers_of(nbl_context *ctx, const char *folder, int64_t *layers)
 {
     nbl_checkpoint *c;
@@ -131,6 +134,7 @@ static nbl_status verify(void *user, const char *folder)
     return status;
 }
 
+/* Merges, with the check as the last step before the folder appears. */
 nbl_status nbl_merge(nbl_context *ctx, const char *base, const char *adapter, const char *out,
                      const nbl_merge_options *given, nbl_merge_report *report)
 {

@@ -1,8 +1,8 @@
 /* ends.c - the ids of the tokens that end generation.
  *
  *     Hugging Face  eos_token_id of generation_config.json, else of config.json: a number or a list
- *     .gguf         eos_token_id of the adapter's generation_config.json, else the metadata keys for the end
- *                   of a text (eos), of a turn (eot) and of a message (eom) */
+ *     .gguf         eos_token_id of the adapter's generation_config.json, else the metadata keys for
+ *                   the end of a text (eos), of a turn (eot) and of a message (eom) */
 #include "model/language_model.h"
 
 /* Reads a number or a list of numbers. Returns how many ids there are; writes at most `room` of

@@ -1,12 +1,16 @@
 /* eval.c - evaluates a model on sequences: the sum of losses, and how often the most likely token
  * is right.
  *
- *     sequences, packed ─ body ─▶ hidden [tokens, hidden] ─ tiles of rows ─ head ─▶ logits [tile, vocabulary]
- *                                                                                   loss and argmax per row
+ *     sequences, packed ─ body ─▶ hidden [tokens, hidden]
+ *     tiles of its rows ─ head ─▶ logits [tile, vocabulary] ─▶ loss and argmax per row
  *
  * Two sessions. The body runs over several short sequences at once, up to PACKED_TOKENS, or over
  * one long one. The head runs over a tile of the rows whose next token is counted, so at most
  * TILE_BYTES of f32 logits exist at a time (more if MIN_TILE rows take more).
+ *
+ * Example: the sequence [5, 8, 2] with its own tokens as labels has two counted rows: row 0
+ * predicts 8, row 1 predicts 2. Row 2 predicts nothing, and the token 5 is predicted by no row.
+ *
  * Numerics: logits have the compute dtype, as in transformers. Sums over the vocabulary and over
  * tokens are f64. The result does not depend on the number of threads. */
 #include <math.h>
@@ -25,6 +29,7 @@ enum {
     ROWS_PER_ITEM = 4       /* rows that a thread takes at once */
 };
 
+/* One call of nbl_model_evaluate. All memory is allocated once, for the largest pass and tile. */
 typedef struct evaluation {
     nbl_model *model;
     nbl__session body, head;
@@ -122,6 +127,7 @@ static nbl_status run_pass(evaluation *e, const nbl_ids *sequences, int64_t firs
     return NBL_OK;
 }
 
+/* Chooses the size of a tile, opens both sessions and allocates the memory for one pass. */
 static nbl_status open_sessions(evaluation *e, nbl__arena *arena, int64_t tokens, int64_t count)
 {
     nbl_model *m = e->model;

@@ -16,6 +16,7 @@
 #include "model/language_model.h"
 #include "device/device_memory.h"
 
+/* A token and its logit, for sorting. */
 typedef struct candidate {
     float logit;
     int32_t id;
@@ -156,6 +157,7 @@ static int32_t sample(const writer *w, int64_t s, float *logits)
 
 /* ---- the end of a sequence ---- */
 
+/* True if the token ends generation; see ends.c for the usual list. */
 static bool is_end(const writer *w, int32_t id)
 {
     for (int64_t i = 0; i < w->how->end_count; i++)
@@ -163,6 +165,8 @@ static bool is_end(const writer *w, int32_t id)
     return false;
 }
 
+/* Fails with the position of a logit that is not finite. It would make every later token
+ * meaningless. */
 static nbl_status refuse_non_finite(const writer *w, int64_t sequence, int64_t non_finite, float logit)
 {
     return nbl__fail(w->model->ctx, NBL_ERROR_FORMAT,
@@ -293,8 +297,8 @@ static nbl_status decode(writer *w, nbl__session *s)
     return advance(w, s);
 }
 
-/* Plans both sessions, opens the prefill with memory for both, and runs until all sequences have
- * ended. */
+/* Runs prefill and all steps. The sessions of prefill and step share one memory: the step is
+ * planned first, so that prefill can be opened with memory that is large enough for both. */
 static nbl_status write_all(writer *w, nbl__session *first, nbl__session *next)
 {
     int64_t tokens = 0, longest = 0;
@@ -321,6 +325,7 @@ static nbl_status write_all(writer *w, nbl__session *first, nbl__session *next)
     return NBL_OK;
 }
 
+/* The step's session: one token per sequence, otherwise as the prefill's. */
 nbl_status nbl__generation_plan(nbl_model *m, const nbl__session_options *prefill_options,
                                 nbl__session *generate_session)
 {
@@ -330,6 +335,7 @@ nbl_status nbl__generation_plan(nbl_model *m, const nbl__session_options *prefil
     return nbl__session_plan(m, &o, generate_session);
 }
 
+/* Bytes that nbl_model_generate allocates beside its sessions, for plans of memory. */
 uint64_t nbl__generation_bytes(const nbl_model *m, int64_t count)
 {
     uint64_t vocabulary = (uint64_t)m->decoder.vocabulary, sequences = (uint64_t)count;

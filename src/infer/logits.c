@@ -1,14 +1,18 @@
 /* logits.c - logits of sequences; loss and gradients of one step; checks of sequences and labels.
  *
- * nbl_model_logits runs one sequence at a time. nbl_model_gradients runs them packed in one pass
- * (pack != 0) or one by one, adding gradients up; both divide the loss by the number of trained
- * tokens of all sequences. */
+ *     nbl_model_logits      one sequence at a time; one session, planned for the longest
+ *     nbl_model_gradients   all sequences packed in one pass (pack != 0), or one by one, adding
+ *                           gradients up
+ *
+ * Both forms of nbl_model_gradients divide the loss by the number of trained tokens of all
+ * sequences: so they give the same loss and gradients, up to rounding. */
 #include <math.h>
 
 #include "model/language_model.h"
 #include "ops/loss/cross_entropy.h"
 #include "device/device_memory.h"
 
+/* The tokens of the longest sequence. */
 static int64_t longest(const nbl_ids *sequences, int64_t count)
 {
     int64_t max = 0;
@@ -16,6 +20,7 @@ static int64_t longest(const nbl_ids *sequences, int64_t count)
     return max;
 }
 
+/* Checks that every id is in the vocabulary, so that no kernel reads beyond a table. */
 nbl_status nbl__check_sequences(nbl_model *m, const nbl_ids *sequences, int64_t count)
 {
     NBL_CHECK(m->ctx, sequences && count >= 1, NBL_ERROR_FORMAT, "no sequences");
@@ -32,6 +37,7 @@ nbl_status nbl__check_sequences(nbl_model *m, const nbl_ids *sequences, int64_t 
     return NBL_OK;
 }
 
+/* Checks that labels fit their sequences. A label is an id or NBL_LABEL_IGNORED (-100). */
 nbl_status nbl__check_labels(nbl_model *m, const nbl_ids *sequences, const nbl_ids *labels, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
@@ -76,6 +82,7 @@ nbl_status nbl_model_logits(nbl_model *m, const nbl_ids *sequences, int64_t coun
         if (status != NBL_OK) break;
         int64_t n = sequences[i].count * m->decoder.vocabulary;
         nbl__to_f32(nbl__isa(m->ctx), m->dtype, nbl__plan_data(&s.plan, s.build.logits), logits[i], n);
+        /* the cap is not part of the graph that makes logits: it is applied in f32 here */
         for (int64_t k = 0; cap > 0 && k < n; k++) logits[i][k] = cap * tanhf(logits[i][k] / cap);
     }
     nbl__session_close(&s);
@@ -131,6 +138,7 @@ nbl_status nbl_model_gradients(nbl_model *m, const nbl_ids *sequences, const nbl
                                                       .drops = dropout != 0},
                               &s));
     *(float *)nbl__plan_data(&s.plan, s.build.dloss) = 1; /* the gradient of the loss by itself */
+    /* the denominator is that of all sequences, also when they run one by one */
     *(float *)nbl__plan_data(&s.plan, s.build.denominator) = (float)nbl__max_i64(*trained, 1);
     nbl_status status = NBL_OK;
     for (int64_t i = 0; i < (pack ? 1 : count) && status == NBL_OK; i++) {

@@ -1,9 +1,15 @@
 /* absmax.c - the largest magnitude of a block, ignoring NaN.
  *
- * Without its sign bit, a float compares like an integer, in f32, f16 and bf16 alike, with
- * infinity above all numbers and NaN above infinity. So one integer maximum over the stored bits
- * gives the answer, unless it is NaN or infinity: then a second, scalar pass counts these and
- * skips NaN. */
+ * Without its sign bit, a float compares like an integer, in f32, f16 and bf16 alike, with infinity
+ * above all numbers and NaN above infinity:
+ *
+ *     0 < subnormals < normal numbers < infinity (f32: 7f800000) < NaN
+ *
+ * So one integer maximum over the stored bits gives the answer, unless it is NaN or infinity: then
+ * a second, scalar pass counts these and skips NaN.
+ *
+ * The vector functions use two accumulators, so that two maxima are under way at a time. The rest
+ * of a block is done one by one. Cost: memory-bound, one read of the values. */
 #include "quant/kernels.h"
 
 /* The f32 with these bits of a dtype. */
@@ -41,6 +47,7 @@ static float absmax_careful(nbl_dtype dtype, const uint8_t *values, int64_t n, u
 
 #if defined(__x86_64__)
 
+/* Unaligned load. */
 NBL_TARGET_AVX2 static inline __m256i load_avx2(const uint8_t *from)
 {
     return _mm256_loadu_si256((const __m256i *)(const void *)from);
@@ -64,6 +71,7 @@ NBL_TARGET_AVX2 static int64_t largest_32_avx2(const uint8_t *values, int64_t n,
     return i;
 }
 
+/* The same over 16-bit values (f16, bf16). */
 NBL_TARGET_AVX2 static int64_t largest_16_avx2(const uint8_t *values, int64_t n, uint32_t *largest)
 {
     const __m256i mask = _mm256_set1_epi16(0x7fff);
@@ -82,6 +90,7 @@ NBL_TARGET_AVX2 static int64_t largest_16_avx2(const uint8_t *values, int64_t n,
     return i;
 }
 
+/* 16 lanes. 16-bit values stay with AVX2, which has a horizontal minimum for them. */
 NBL_TARGET_AVX512 static int64_t largest_32_avx512(const uint8_t *values, int64_t n, uint32_t *largest)
 {
     const __m512i mask = _mm512_set1_epi32(0x7fffffff);
@@ -110,6 +119,7 @@ float nbl__absmax(nbl_isa isa, nbl_dtype dtype, const void *values, int64_t n, i
 #else
     (void)isa;
 #endif
+    /* the rest; on other machines, everything */
     for (; i < n; i++) {
         uint32_t magnitude = magnitude_at(dtype, values, i);
         largest = magnitude > largest ? magnitude : largest;

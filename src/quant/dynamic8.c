@@ -15,6 +15,7 @@
 const float nbl__dynamic_map_signed[256] = {NBL_DYNAMIC_MAP_SIGNED};
 const float nbl__dynamic_map_unsigned[256] = {NBL_DYNAMIC_MAP_UNSIGNED};
 
+/* m[i]: values above it have a code above i. */
 static void make_midpoints(const float *map, float midpoints[256])
 {
     for (int i = 0; i < 255; i++) midpoints[i] = (map[i] + map[i + 1]) * 0.5f;
@@ -37,6 +38,7 @@ uint8_t nbl__dynamic8_code(const float *map, float value)
     return nearest(midpoints, value);
 }
 
+/* Elements [begin, n) of a block. */
 static void encode_dynamic8_scalar(const float *values, const float midpoints[256], float reciprocal,
                                    uint8_t *codes, int64_t begin, int64_t n)
 {
@@ -67,6 +69,7 @@ NBL_TARGET_AVX2 static inline __m256i dynamic8_codes_avx2(const float *values, c
     return _mm256_sub_epi32(code, _mm256_set1_epi32(128));
 }
 
+/* Whole groups of 32 values; returns how many were encoded. */
 NBL_TARGET_AVX2 static int64_t encode_dynamic8_avx2(const float *values, const float midpoints[256],
                                                     float reciprocal, uint8_t *codes, int64_t n)
 {
@@ -139,6 +142,7 @@ NBL_TARGET_AVX512 static inline __m512i dynamic8_codes_avx512(const float tree[2
     return _mm512_mask_add_epi32(code, tie, code, _mm512_and_si512(code, one));
 }
 
+/* Whole groups of 16 values; returns how many were encoded. */
 NBL_TARGET_AVX512 static int64_t encode_dynamic8_avx512(const float *values, const float tree[256],
                                                         float reciprocal, uint8_t *codes, int64_t n)
 {
@@ -151,6 +155,7 @@ NBL_TARGET_AVX512 static int64_t encode_dynamic8_avx512(const float *values, con
     return i;
 }
 
+/* Whole groups of 8 values: the map is looked up by a gather. */
 NBL_TARGET_AVX2 static int64_t dequantize_dynamic8_avx2(const uint8_t *codes, const float *map, float scale,
                                                         int64_t n, float *values)
 {
@@ -168,6 +173,7 @@ NBL_TARGET_AVX2 static int64_t dequantize_dynamic8_avx2(const uint8_t *codes, co
 void nbl__dynamic8_encode(nbl_isa isa, const float *map, int64_t block, const float *values, int64_t n,
                           uint8_t *codes, float *scales)
 {
+    /* made once per call, not per block */
     float midpoints[256];
     make_midpoints(map, midpoints);
 #if defined(__x86_64__)

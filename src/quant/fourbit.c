@@ -1,8 +1,9 @@
 /* fourbit.c - NF4 and FP4: blocks of the flattened weight with one f32 scale each. Two codes per
  * byte; the first is in the high nibble.
  *
- *     decode  w = RN_T(RN_32(table[code] * scale)); nested scales are restored 128 blocks at a time
- *     encode  scale = max |x| of the block; code = rule(x * (1 / scale)), see nf4.c and fp4.c
+ *     dequantize  w = RN_T(RN_32(table[code] * scale)); nested scales are restored 128 blocks at a
+ *                 time
+ *     encode      scale = max |x| of the block; code = rule(x * (1 / scale)), see nf4.c and fp4.c
  *
  * Encoding works on 4096 values at a time: widen to f32, absmax, codes, pack. They are read from
  * memory once and then from the first-level cache. */
@@ -11,6 +12,8 @@
 
 #include <float.h>
 
+/* The range may begin and end within a block. Nested scales are restored for up to BLOCKS blocks at
+ * a time, so that they stay in the first-level cache. */
 void nbl__fourbit_dequantize(nbl_isa isa, const nbl_weight *weight, const float *table, int64_t begin,
                              int64_t end, nbl_dtype dtype, void *out, bool stream)
 {
@@ -43,6 +46,7 @@ static void pack_scalar(const uint8_t *codes, int64_t begin, int64_t n, uint8_t 
 
 #if defined(__x86_64__)
 
+/* Two codes become 16 * first + second in one multiply-add of bytes. */
 NBL_TARGET_AVX2 static int64_t pack_avx2(const uint8_t *codes, int64_t n, uint8_t *packed)
 {
     const __m256i weights = _mm256_set1_epi16(0x0110); /* 16 for the first, 1 for the second */
@@ -58,6 +62,7 @@ NBL_TARGET_AVX2 static int64_t pack_avx2(const uint8_t *codes, int64_t n, uint8_
 
 #endif
 
+/* Packs n codes; n is even. */
 static void pack(nbl_isa isa, const uint8_t *codes, int64_t n, uint8_t *packed)
 {
     int64_t done = 0;
@@ -75,6 +80,7 @@ static inline void fetch(const uint8_t *from, size_t bytes)
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
 }
 
+/* The loop works on PIECE values. A block never straddles two pieces: its size divides PIECE. */
 int64_t nbl__fourbit_encode(nbl_isa isa, nbl_format format, int64_t block, nbl_dtype dtype,
                             const void *values, int64_t n, uint8_t *codes, float *scales)
 {
@@ -88,6 +94,8 @@ int64_t nbl__fourbit_encode(nbl_isa isa, nbl_format format, int64_t block, nbl_d
         int64_t count = nbl__min_i64(PIECE, n - i);
         const uint8_t *from = (const uint8_t *)values + (size_t)i * size;
         nbl__to_f32(isa, dtype, from, piece, count);
+        /* the code of 0.0, for the nibble behind an odd end: 7 in NF4, 0 in FP4 and in a block of
+         * zeros */
         uint8_t spare = 0;
         for (int64_t b = 0; b < count; b += block) {
             int64_t length = nbl__min_i64(block, count - b);

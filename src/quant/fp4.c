@@ -45,6 +45,7 @@ static inline float next_after(float x)
     return x;
 }
 
+/* Elements [begin, n) of a block. */
 static void encode_fp4_scalar(const float *values, int64_t begin, int64_t n, float reciprocal, uint8_t *codes)
 {
     float t[7];
@@ -60,6 +61,7 @@ static void encode_fp4_scalar(const float *values, int64_t begin, int64_t n, flo
 
 #if defined(__x86_64__)
 
+/* 8 codes. Adding 1 to the bits of a float is next_after; `negative` is -1 in lanes with y < 0. */
 NBL_TARGET_AVX2 static inline __m256i fp4_codes_avx2(const float *values, __m256 factor, __m256i order)
 {
     __m256 y = _mm256_mul_ps(_mm256_loadu_ps(values), factor);
@@ -70,6 +72,7 @@ NBL_TARGET_AVX2 static inline __m256i fp4_codes_avx2(const float *values, __m256
                            _mm256_and_si256(negative, _mm256_set1_epi32(8)));
 }
 
+/* Whole groups of 32 values; returns how many were encoded. */
 NBL_TARGET_AVX2 static int64_t encode_fp4_avx2(const float *values, int64_t n, float reciprocal,
                                                uint8_t *codes)
 {
@@ -85,6 +88,7 @@ NBL_TARGET_AVX2 static int64_t encode_fp4_avx2(const float *values, int64_t n, f
     return i;
 }
 
+/* Whole groups of 16 values; returns how many were encoded. */
 NBL_TARGET_AVX512 static int64_t encode_fp4_avx512(const float *values, int64_t n, float reciprocal,
                                                    uint8_t *codes)
 {
@@ -106,6 +110,7 @@ NBL_TARGET_AVX512 static int64_t encode_fp4_avx512(const float *values, int64_t 
 
 #endif
 
+/* The vector code does whole groups, the scalar code the rest. */
 void nbl__fp4_encode_block(nbl_isa isa, const float *values, int64_t n, float reciprocal, uint8_t *codes)
 {
     int64_t done = 0;

@@ -1,4 +1,4 @@
-/* ggml.c - decodes the blocks of GGUF files. See ggml.h.
+/* ggml.c - dequantizes the blocks of GGUF files. See ggml.h.
  *
  * Each packed format is first unpacked to one common form: signed codes, and a scale and an
  * offset for every 16 of them.
@@ -39,6 +39,7 @@ bool nbl__ggml_layout_of(uint32_t type, nbl__ggml_layout *layout)
     return true;
 }
 
+/* All other types have a known size, so a file with them can be inspected, but are not dequantized. */
 bool nbl__ggml_is_decodable(nbl__ggml_type type)
 {
     switch (type) {
@@ -61,6 +62,7 @@ bool nbl__ggml_is_decodable(nbl__ggml_type type)
 
 /* ---- unpacking: blocks of 32 ---- */
 
+/* An f16 in a block, which need not be aligned. */
 ALWAYS_INLINE float half_at(const uint8_t *bytes)
 {
     uint16_t half;
@@ -68,6 +70,7 @@ ALWAYS_INLINE float half_at(const uint8_t *bytes)
     return nbl__f16_to_f32(half);
 }
 
+/* Sets scale and offset of groups [first, first + count). */
 ALWAYS_INLINE void set_groups(unpacked *u, int first, int count, float scale, float offset)
 {
     for (int i = first; i < first + count; i++) u->scale[i] = scale, u->offset[i] = offset;
@@ -191,8 +194,9 @@ ALWAYS_INLINE void unpack_q6_k(unpacked *u, const uint8_t *block)
             }
 }
 
-/* ---- decoding ---- */
+/* ---- dequantizing ---- */
 
+/* Inlined per type: the compiler sees constants and fixed counts. */
 ALWAYS_INLINE void unpack(unpacked *u, nbl__ggml_type type, const uint8_t *block)
 {
     switch (type) {
@@ -205,6 +209,7 @@ ALWAYS_INLINE void unpack(unpacked *u, nbl__ggml_type type, const uint8_t *block
     }
 }
 
+/* value = scale * code + offset, in two roundings. */
 static void dequantize_block_scalar(nbl__ggml_type type, const uint8_t *block, int values, float *out)
 {
     unpacked u;
@@ -216,6 +221,7 @@ static void dequantize_block_scalar(nbl__ggml_type type, const uint8_t *block, i
 }
 
 #if defined(__x86_64__)
+/* The same in 8 lanes. */
 NBL_TARGET_AVX2 static void dequantize_block_avx2(nbl__ggml_type type, const uint8_t *block, int values,
                                                   float *out)
 {

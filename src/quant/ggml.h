@@ -1,7 +1,7 @@
-/* ggml.h - the block formats of GGUF files: sizes, exact decoding, encoding.
+/* ggml.h - the block formats of GGUF files: sizes, exact dequantization, encoding.
  *
  * A row is cut into blocks of 1 to 256 values that carry their own scales. A block never spans
- * two rows, so a tensor can be decoded from any block on. Values are computed in f32 in the
+ * two rows, so a tensor can be dequantized from any block on. Values are computed in f32 in the
  * order of upstream's reference (Python's gguf.quants, ggml-quants.c), each product and sum
  * rounded; the result is rounded once to the target dtype. All instruction sets give the same
  * bits. */
@@ -62,12 +62,12 @@ typedef struct nbl__ggml_layout {
  * invalid, too. */
 bool nbl__ggml_layout_of(uint32_t type, nbl__ggml_layout *layout);
 
-/* True for the types that nbl__ggml_dequantize decodes: f32, f16, bf16, q8_0, q4_0 … q5_1, q2_k
+/* True for the types that nbl__ggml_dequantize takes: f32, f16, bf16, q8_0, q4_0 … q5_1, q2_k
  * … q6_k. */
 bool nbl__ggml_is_decodable(nbl__ggml_type type);
 
-/* Decodes n values, a multiple of the block size; `data` is the first block. Neither `data` nor
- * `out` needs alignment. `dtype` is f32, f16 or bf16. The type must be decodable. */
+/* Dequantizes n values, a multiple of the block size; `data` is the first block. Neither `data` nor
+ * `out` needs alignment. `dtype` is f32, f16 or bf16. nbl__ggml_is_decodable must be true. */
 void nbl__ggml_dequantize(nbl_isa isa, nbl__ggml_type type, const uint8_t *data, int64_t n, nbl_dtype dtype,
                           void *out);
 

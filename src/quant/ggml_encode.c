@@ -20,12 +20,14 @@ static float inverse(float d)
     return isfinite(id) ? id : 0;
 }
 
+/* Appends an f16, which need not be aligned. */
 static void put_half(float value, uint8_t *to)
 {
     uint16_t half = nbl__f32_to_f16(value);
     memcpy(to, &half, 2);
 }
 
+/* Rounding to f16 comes last: upstream computes the codes with the unrounded d. */
 static void encode_q8_0(const float *x, uint8_t *to)
 {
     float max = 0;
@@ -45,6 +47,8 @@ static unsigned code_q4_0(float x, float id)
     return code < 15 ? (unsigned)code : 15;
 }
 
+/* The value of largest magnitude gets code 0, which stands for -8 · d: so d has the opposite sign,
+ * and that value is exact. */
 static void encode_q4_0(const float *x, uint8_t *to)
 {
     float max = 0, value = 0;
@@ -56,6 +60,7 @@ static void encode_q4_0(const float *x, uint8_t *to)
         to[2 + i] = (uint8_t)(code_q4_0(x[i], id) | code_q4_0(x[BLOCK / 2 + i], id) << 4);
 }
 
+/* A row is whole blocks: the callers have checked it (nbl__gguf_declare). */
 void nbl__ggml_encode(nbl_isa isa, nbl__ggml_type type, const float *values, int64_t n, uint8_t *out)
 {
     switch (type) {

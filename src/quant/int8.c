@@ -1,7 +1,7 @@
 /* int8.c - LLM.int8()'s format: one f32 scale per row, the row's absmax.
  *
- *     encode  a = f16(x); scale = max |a|; code = RN(a * ((1 / scale) * 127)), ties to even
- *     decode  w = RN_T(RN_32(RN_32(code * scale) * RN_32(1/127))), in this order
+ *     encode      a = f16(x); scale = max |a|; code = RN(a * ((1 / scale) * 127)), ties to even
+ *     dequantize  w = RN_T(RN_32(RN_32(code * scale) * RN_32(1/127))), in this order
  *
  * The factor is a reciprocal times 127, not 127 / scale: torch computes it so, and about one
  * code in 10^4 differs. Rounding to f16 keeps the order of values, so absmax is computed on the
@@ -13,7 +13,7 @@
 
 #define INVERSE_127 0x1.020408p-7f /* bits 3c010204 */
 
-/* ---- decode ---- */
+/* ---- dequantize ---- */
 
 /* Elements [begin, n) of a row. */
 static void dequantize_int8_scalar(nbl_dtype dtype, const int8_t *codes, float scale, void *out,
@@ -36,7 +36,7 @@ NBL_TARGET_AVX2 static inline __m256 eight_avx2(const int8_t *codes, __m256 scal
     return _mm256_mul_ps(_mm256_mul_ps(code, scale), _mm256_set1_ps(INVERSE_127));
 }
 
-/* The AVX2 and AVX-512 functions return how many values they decoded. The scale is finite, so no
+/* The AVX2 and AVX-512 functions return how many values they did. The scale is finite, so no
  * value is NaN. */
 NBL_TARGET_AVX2 static int64_t dequantize_int8_avx2(nbl_dtype dtype, const int8_t *codes, float scale,
                                                     void *out, int64_t n, bool stream)
@@ -56,6 +56,7 @@ NBL_TARGET_AVX2 static int64_t dequantize_int8_avx2(nbl_dtype dtype, const int8_
     return i;
 }
 
+/* The same in 16 lanes. */
 NBL_TARGET_AVX512 static inline __m512 sixteen_avx512(const int8_t *codes, __m512 scale)
 {
     __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)codes);
@@ -121,6 +122,7 @@ void nbl__int8_dequantize(nbl_isa isa, const nbl_weight *weight, int64_t begin, 
 
 /* ---- encode ---- */
 
+/* The value that bitsandbytes computes with: it encodes from f16. */
 static float through_f16(float value)
 {
     return nbl__f16_to_f32(nbl__f32_to_f16(value));
@@ -134,6 +136,7 @@ static float value_of(nbl_dtype dtype, const uint8_t *values, int64_t i)
     return through_f16(value);
 }
 
+/* Elements [begin, n) of a row. */
 static void encode_int8_scalar(nbl_dtype dtype, const uint8_t *values, float factor, int8_t *codes,
                                int64_t begin, int64_t n)
 {
@@ -167,6 +170,8 @@ NBL_TARGET_AVX2 static inline __m256i int8_codes_avx2(nbl_dtype dtype, const uin
     return _mm256_and_si256(_mm256_cvtps_epi32(y), _mm256_castps_si256(_mm256_cmp_ps(y, y, _CMP_ORD_Q)));
 }
 
+/* Whole groups of 32 values; returns how many were encoded. Inlined with a constant dtype, so the
+ * loop has no branch. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline int64_t
 encode_int8_avx2(nbl_dtype dtype, const uint8_t *values, float scale, int8_t *codes, int64_t n)
 {
@@ -190,6 +195,7 @@ NBL_TARGET_AVX2 static int64_t encode_int8_any_avx2(nbl_dtype dtype, const uint8
     return encode_int8_avx2(NBL_DTYPE_BF16, values, scale, codes, n);
 }
 
+/* The same in 16 lanes. */
 NBL_TARGET_AVX512 static inline __m512 load_f16_avx512(nbl_dtype dtype, const uint8_t *values, int64_t i)
 {
     __m512 wide;
@@ -203,6 +209,7 @@ NBL_TARGET_AVX512 static inline __m512 load_f16_avx512(nbl_dtype dtype, const ui
     return _mm512_cvtph_ps(_mm512_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT));
 }
 
+/* Whole groups of 16 values; returns how many were encoded. */
 NBL_TARGET_AVX512 __attribute__((always_inline)) static inline int64_t
 encode_int8_avx512(nbl_dtype dtype, const uint8_t *values, float scale, int8_t *codes, int64_t n)
 {
@@ -226,7 +233,8 @@ NBL_TARGET_AVX512 static int64_t encode_int8_any_avx512(nbl_dtype dtype, const u
 
 #endif
 
-/* The row's scale. *non_finite grows by the number of its values that are non-finite in f16. */
+/* The row's scale. *non_finite grows by the number of its values that are non-finite in f16. The
+ * second count is needed for f32 and bf16 values that are finite, but too large for f16. */
 static float row_scale(nbl_isa isa, nbl_dtype dtype, const uint8_t *values, int64_t columns,
                        int64_t *non_finite)
 {
@@ -252,6 +260,7 @@ int64_t nbl__int8_encode(nbl_isa isa, nbl_dtype dtype, const void *values, int64
             if (columns > 0) memset(codes, 0, (size_t)columns);
             continue;
         }
+        /* torch's order of operations; see the head of the file */
         float factor = 1 / scales[r] * 127;
         int64_t done = 0;
 #if defined(__x86_64__)

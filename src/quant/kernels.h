@@ -79,6 +79,7 @@ NBL_TARGET_AVX2 static inline __m256 threshold_avx2(uint32_t bits)
     return _mm256_castsi256_ps(_mm256_set1_epi32((int)bits));
 }
 
+/* 8 lanes. The second threshold is chosen by xor, the third looked up. */
 NBL_TARGET_AVX2 static inline __m256i rank8_avx2(__m256 a, const uint32_t thresholds[8])
 {
     __m256 table = _mm256_castsi256_ps(_mm256_loadu_si256((const __m256i *)(const void *)thresholds));
@@ -92,6 +93,7 @@ NBL_TARGET_AVX2 static inline __m256i rank8_avx2(__m256 a, const uint32_t thresh
     return _mm256_sub_epi32(rank, step);
 }
 
+/* 16 lanes; all thresholds after the first are looked up. */
 NBL_TARGET_AVX512 static inline __m512i rank8_avx512(__m512 a, const uint32_t thresholds[8])
 {
     __m256i eight = _mm256_loadu_si256((const __m256i *)(const void *)thresholds);

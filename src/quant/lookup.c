@@ -158,6 +158,7 @@ NBL_TARGET_AVX2 static void dequantize_lookup_f32_avx2(const nbl__lookup *s, int
     }
 }
 
+/* One function for both 16-bit dtypes and both orders of nibbles, inlined with constants below. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void
 dequantize_lookup_16_avx2(const nbl__lookup *s, nbl_dtype dtype, bool low_first, int64_t begin, int64_t end,
                           uint16_t *out, bool stream)
@@ -197,6 +198,7 @@ NBL_TARGET_AVX512 static void dequantize_lookup_f32_avx512(const nbl__lookup *s,
     }
 }
 
+/* The same for AVX-512. `shift` has the bit offsets of the four nibbles of two widened bytes. */
 NBL_TARGET_AVX512 __attribute__((always_inline)) static inline void
 dequantize_lookup_16_avx512(const nbl__lookup *s, nbl_dtype dtype, int64_t begin, int64_t end, uint16_t *out,
                             bool stream)
@@ -224,6 +226,7 @@ NBL_TARGET_AVX512 static void dequantize_lookup_bf16_avx512(const nbl__lookup *s
     dequantize_lookup_16_avx512(s, NBL_DTYPE_BF16, begin, end, out, stream);
 }
 
+/* Whole groups of 32 elements: chooses the kernel by instruction set and dtype. */
 static void dequantize_groups(nbl_isa isa, const nbl__lookup *s, int64_t begin, int64_t end, nbl_dtype dtype,
                               void *out, bool stream)
 {

@@ -1,10 +1,10 @@
 /* mxfp4.c - OCP microscaling: 32 values of e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and sign) share a
  * scale 2^(e-127). e is one byte (e8m0). The first code of a pair is in the low nibble.
  *
- *     decode  RN_T(RN_32(lut[code] * 2^(e-127))) for every e. e = 0 is the subnormal 2^-127.
- *             e = 255, which OCP reserves for NaN, is 2^128, as transformers' ldexp computes it
- *     encode  e - 127 = floor(log2(absmax)) - 2, so the largest scaled value is in [4, 8). Each
- *             value takes the nearest e2m1, ties to the even code, saturated to 6
+ *     dequantize  RN_T(RN_32(lut[code] * 2^(e-127))) for every e. e = 0 is the subnormal 2^-127.
+ *                 e = 255, which OCP reserves for NaN, is 2^128, as transformers' ldexp computes it
+ *     encode      e - 127 = floor(log2(absmax)) - 2, so the largest scaled value is in [4, 8).
+ *                 Each value takes the nearest e2m1, ties to the even code, saturated to 6
  *
  * Scaling by a power of two is exact, so values that came from MXFP4 encode to the same values. */
 #include "quant/kernels.h"
@@ -22,6 +22,7 @@ const float nbl__mxfp4_table[16] = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.
 static const uint32_t thresholds[8] = {0x3e800000, 0x3f3fffff, 0x3fa00000, 0x3fdfffff,
                                        0x40200000, 0x405fffff, 0x40a00000};
 
+/* Scales are restored for up to BLOCKS blocks at a time, then the codes are looked up. */
 void nbl__mxfp4_dequantize(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
                            void *out, bool stream)
 {
@@ -40,6 +41,7 @@ void nbl__mxfp4_dequantize(nbl_isa isa, const nbl_weight *weight, int64_t begin,
     }
 }
 
+/* One block of 32 values. A NaN compares false with everything, and gets code 0. */
 static void encode_mxfp4_scalar(const float *values, float factor, uint8_t *packed)
 {
     uint8_t codes[BLOCK];
@@ -67,6 +69,7 @@ NBL_TARGET_AVX2 static inline __m256i mxfp4_codes_avx2(const float *values, __m2
     return _mm256_or_si256(code, _mm256_and_si256(_mm256_srli_epi32(bits, 28), _mm256_set1_epi32(8)));
 }
 
+/* One block: 32 codes, packed to 16 bytes; the first code of a pair is the low nibble. */
 NBL_TARGET_AVX2 static void encode_mxfp4_avx2(const float *values, float factor, uint8_t *packed)
 {
     const __m256 f = _mm256_set1_ps(factor);
@@ -95,6 +98,8 @@ NBL_TARGET_AVX512 static void encode_mxfp4_avx512(const float *values, float fac
 
 #endif
 
+/* Encodes one block: the scale from the largest magnitude, then the codes. Blocks with NaN or
+ * infinities go to the scalar code. */
 static void encode_block(nbl_isa isa, const float *values, uint8_t *packed, uint8_t *scale,
                          int64_t *non_finite)
 {
@@ -131,7 +136,7 @@ int64_t nbl__mxfp4_encode(nbl_isa isa, nbl_dtype dtype, const void *values, int6
         int64_t count = nbl__min_i64(PIECE, n - i);
         if (stride == 1) {
             nbl__to_f32(isa, dtype, bytes + (size_t)i * size, piece, count);
-        } else {
+        } else { /* gather the values of a column, which are `stride` apart */
             uint8_t gathered[PIECE * 4];
             for (int64_t k = 0; k < count; k++)
                 memcpy(gathered + (size_t)k * size, bytes + (size_t)((i + k) * stride) * size, size);

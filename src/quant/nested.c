@@ -1,9 +1,9 @@
 /* nested.c - double quantisation: the f32 scales of a weight, minus their mean, become 8-bit
  * codes of the signed dynamic map in blocks of 256, each with an f32 scale.
  *
- *     encode   offset = mean(scales); nested_scale = max |scale - offset| of a block
- *              code = nearest((scale - offset) / nested_scale)
- *     decode   scale = RN_32(RN_32(map[code] · nested_scale) + offset)
+ *     encode      offset = mean(scales); nested_scale = max |scale - offset| of a block
+ *                 code = nearest((scale - offset) / nested_scale)
+ *     dequantize  scale = RN_32(RN_32(map[code] · nested_scale) + offset)
  *
  * One scale serves 32 to 4096 elements, so only the search for codes (dynamic8.c) has vector
  * paths. */
@@ -47,6 +47,7 @@ static void encode_by_grid(const float *values, int64_t n, uint8_t *codes, float
     }
 }
 
+/* In pieces of 16 blocks: subtract the offset, then encode. */
 void nbl__nested_encode(nbl_isa isa, bool by_grid, const float *scales, int64_t n, float offset,
                         uint8_t *codes, float *nested_scales)
 {
@@ -63,6 +64,7 @@ void nbl__nested_encode(nbl_isa isa, bool by_grid, const float *scales, int64_t 
     }
 }
 
+/* `left`: scales until the next block of scales begins. */
 void nbl__nested_dequantize(const nbl_weight *weight, int64_t first, int64_t n, float *scales)
 {
     const float *table = weight->nested_table;

@@ -32,6 +32,7 @@ static const uint32_t thresholds[19] = {
     0x3df64862, 0x3e5067e0, 0x3e9582d4, 0x3ec753f9, 0x3f006d04, 0x3f248daf, 0x3f5c89da,
 };
 
+/* Elements [begin, n) of a block: a binary search over 15 thresholds in four steps. */
 static void encode_nf4_scalar(const float *values, int64_t begin, int64_t n, float reciprocal, uint8_t *codes)
 {
     float t[15];
@@ -57,6 +58,7 @@ typedef struct search_avx2 {
     __m256 odds, evens;
 } search_avx2;
 
+/* 8 codes. A comparison gives -1 or 0 per lane, so subtracting it adds the step. */
 NBL_TARGET_AVX2 static inline __m256i nf4_codes_avx2(const float *values, const search_avx2 *s)
 {
     __m256 y = _mm256_mul_ps(_mm256_loadu_ps(values), s->factor);
@@ -76,6 +78,7 @@ NBL_TARGET_AVX2 static int64_t encode_nf4_avx2(const float *values, int64_t n, f
 {
     __m256 a = _mm256_castsi256_ps(_mm256_loadu_si256((const __m256i *)(const void *)thresholds));
     __m256 b = _mm256_castsi256_ps(_mm256_loadu_si256((const __m256i *)(const void *)(thresholds + 8)));
+    /* thresholds 0, 2, … and 1, 3, … for the lookups of the last two steps */
     __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88));
     __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xdd));
     const search_avx2 s = {
@@ -96,6 +99,9 @@ NBL_TARGET_AVX2 static int64_t encode_nf4_avx2(const float *values, int64_t n, f
     return i;
 }
 
+/* Whole groups of 16 values. The tables of the last three steps are the thresholds from an offset
+ * on: step 2 looks up thresholds[code + 3], step 3 thresholds[code + 1], step 4
+ * thresholds[code]. */
 NBL_TARGET_AVX512 static int64_t encode_nf4_avx512(const float *values, int64_t n, float reciprocal,
                                                    uint8_t *codes)
 {
@@ -121,6 +127,7 @@ NBL_TARGET_AVX512 static int64_t encode_nf4_avx512(const float *values, int64_t 
 
 #endif
 
+/* The vector code does whole groups, the scalar code the rest. */
 void nbl__nf4_encode_block(nbl_isa isa, const float *values, int64_t n, float reciprocal, uint8_t *codes)
 {
     int64_t done = 0;

@@ -9,6 +9,8 @@
 
 enum { CHUNK = 4096 };
 
+/* Counts one value. `first` becomes the lowest index; 0 means none, so index + 1 is stored. Workers
+ * call this at the same time. */
 static void count_one(nbl__non_finite *found, int64_t index)
 {
     int_fast64_t at = index + 1, known = atomic_load(&found->first);
@@ -23,6 +25,7 @@ void nbl__non_finite_list(nbl__non_finite *found, nbl_dtype dtype, const void *v
     for (int64_t i = 0; i < n; i++) {
         float value;
         nbl__to_f32(NBL_ISA_SCALAR, dtype, at + (size_t)i * nbl__size_of(dtype), &value, 1);
+        /* the comparison is false for NaN */
         if (!(fabsf(value) <= max)) count_one(found, index + i * stride);
     }
 }

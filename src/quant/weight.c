@@ -27,6 +27,7 @@ enum { STREAM_BYTES = 16 << 20 };
 
 /* ---- dispatch on format ---- */
 
+/* A dense weight: a copy, or a conversion through f32. */
 static void dequantize_dense(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end,
                              nbl_dtype dtype, void *out)
 {
@@ -46,6 +47,7 @@ static void dequantize_dense(nbl_isa isa, const nbl_weight *weight, int64_t begi
     }
 }
 
+/* The one function that knows all formats. Scratch is on the stack, and nothing can fail. */
 void nbl__dequantize(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
                      void *out, bool stream)
 {
@@ -75,6 +77,7 @@ nbl__shape_text nbl__show_shape(int rank, const int64_t *shape)
     return s;
 }
 
+/* Checks rank and shape; *n: elements; *rows: the product of all dimensions but the last. */
 nbl_status nbl__check_shape(nbl_context *ctx, const char *call, int rank, const int64_t *shape, int64_t *n,
                             int64_t *rows)
 {
@@ -124,6 +127,8 @@ nbl_status nbl__check_part(nbl_context *ctx, const char *call, nbl_format format
     return NBL_OK;
 }
 
+/* Checks everything that the kernels rely on. The parts must be aligned to their elements,
+ * since kernels load them so. */
 nbl_status nbl__check_weight(nbl_context *ctx, const char *call, const nbl_weight *w, int64_t *n,
                              int64_t *rows)
 {

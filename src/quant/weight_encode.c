@@ -1,8 +1,14 @@
-/* weight_encode.c - nbl_quantize: sizes, checks, threads; parts are the caller's memory. Also
- * the entries for 8-bit block-wise values (nbl_dynamic8_…).
+/* weight_encode.c - nbl_quantize: sizes, checks, threads; parts are the caller's memory. Also the
+ * entries for 8-bit block-wise values (nbl_dynamic8_…).
  *
  *     values → codes and f32 scales → (nested) 8-bit scale codes, nested scales, offset
- */
+ *
+ *     plan_quantize   options and shape ─▶ sizes; fails for combinations that do not exist
+ *     encode_chunk    thread task: codes and f32 scales
+ *     nest_scales     after all chunks: the offset is the mean of all scales
+ *
+ * The work is cut at multiples of NBL_WEIGHT_CHUNK elements, so the result does not depend on the
+ * number of threads. */
 #include "quant/weight.h"
 #include "base/team.h"
 
@@ -79,6 +85,7 @@ nbl_status nbl_quantize_sizes(nbl_context *ctx, const nbl_quantize_options *give
     return NBL_OK;
 }
 
+/* One quantization; shared by its workers. */
 typedef struct encode_job {
     nbl_isa isa;
     nbl_format format;
@@ -119,6 +126,7 @@ static nbl_status encode_chunk(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* Checks the parts that the format has. A part of size 0 may be NULL. */
 static nbl_status check_parts(nbl_context *ctx, const nbl_quantized_parts *parts, nbl_format format,
                               const nbl_quantized_sizes *sizes)
 {
@@ -132,6 +140,7 @@ static nbl_status check_parts(nbl_context *ctx, const nbl_quantized_parts *parts
     return NBL_OK;
 }
 
+/* The second step of double quantization; shared by its workers. */
 typedef struct nest_job {
     nbl_isa isa;
     int64_t blocks;
@@ -140,6 +149,7 @@ typedef struct nest_job {
     bool by_grid;
 } nest_job;
 
+/* Thread task: encodes NBL_WEIGHT_CHUNK scales, which are whole blocks of NBL_NESTED_BLOCK. */
 static nbl_status nest_chunk(void *argument, int64_t item, int worker)
 {
     (void)worker;
@@ -175,6 +185,7 @@ static nbl_status nest_scales(nbl_context *ctx, const plan *p, bool by_grid, con
     return NBL_OK;
 }
 
+/* Used by nbl_quantize, and by callers that report non-finite values themselves. */
 nbl_status nbl__quantize(nbl_context *ctx, const nbl_quantize_options *options, nbl_dtype dtype, int rank,
                          const int64_t *shape, const void *values, const nbl_quantized_parts *parts,
                          nbl_weight *weight, int64_t *non_finite)
@@ -254,6 +265,7 @@ typedef struct dynamic_job {
     float *to_values;
 } dynamic_job;
 
+/* Thread task: whole blocks, in one direction. */
 static nbl_status dynamic_chunk(void *argument, int64_t item, int worker)
 {
     (void)worker;
@@ -270,6 +282,7 @@ static nbl_status dynamic_chunk(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* Checks the arguments of both directions and runs the tasks. */
 static nbl_status run_dynamic(nbl_context *ctx, const char *call, int64_t block, const void *values,
                               int64_t n, const void *codes, const void *scales, dynamic_job *job)
 {

@@ -1,5 +1,10 @@
 /* run_changes.c - collects the keys that a checkpoint records, and compares them at a resume. See
- * run_changes.h. Names of nested keys are joined with dots: "datasets.0.type". */
+ * run_changes.h.
+ *
+ *     "keys": {"lora_r": "8", "learning_rate": "0.0002", "datasets": "1", "datasets.0.type": "alpaca"}
+ *
+ * Values are compared as texts, in the form in which a configuration is written. So 1e-4 and 0.0001
+ * in the file are the same value. Names of nested keys are joined with dots. */
 #include "run/run_changes.h"
 
 #include <stdio.h>
@@ -12,6 +17,8 @@ enum { MAX_KEYS = 24, MAX_SHOWN = 2400, MAX_VALUE = 160 };
 
 /* ---- collecting ---- */
 
+/* Appends a value. A name or text of NULL means that the caller ran out of memory while it made
+ * them. */
 nbl_status nbl__run_values_add(nbl__arena *arena, nbl__run_values *values, nbl__run_value value)
 {
     if (values->count == values->room) {
@@ -74,6 +81,8 @@ static nbl_status collect(nbl__arena *arena, nbl__run_values *values, const char
     return NBL_OK;
 }
 
+/* The values are those of the resolved configuration, so a default that has changed between two
+ * versions is found too. */
 nbl_status nbl__run_values_collect(nbl__arena *arena, const nbl__run_config *config, nbl__run_values *values)
 {
     nbl__run_parse parse = nbl__run_parse_of(config);
@@ -235,6 +244,7 @@ nbl_status nbl__run_values_compare(nbl__arena *arena, const char *folder, const 
 
 /* ---- history ---- */
 
+/* The list is copied at each addition: a run has few of them, and readers may keep the old list. */
 nbl_status nbl__run_history_add(nbl__arena *arena, nbl__name_list *history, const char *line)
 {
     const char **items = nbl__arena_alloc(arena, (size_t)(history->count + 1) * sizeof *items);

@@ -26,7 +26,7 @@ nbl_status nbl__run_values_collect(nbl__arena *arena, const nbl__run_config *con
 nbl_status nbl__run_values_add(nbl__arena *arena, nbl__run_values *values, nbl__run_value value);
 const char *nbl__run_value_find(const nbl__run_values *values, const char *name); /* NULL: none */
 
-/* Write and read the values as a JSON object of texts.A value that is read gets the rule of this
+/* Write and read the values as a JSON object of texts. A value that is read gets the rule of this
  * version's table; of a name that is no top-level key: NBL_RESUME_NEVER. */
 void nbl__run_values_print(nbl__text *out, const nbl__run_values *values);
 nbl_status nbl__run_values_read(nbl__arena *arena, const char *where, const nbl__json *object,

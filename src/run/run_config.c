@@ -7,7 +7,13 @@
  *     5. resolve: contradictions, missing keys, `auto` (run_resolve.c)
  *
  * Overrides are in the tree before keys are read. So an error names the line or --set, whichever
- * the value came from. Defaults are YAML texts in the table, read by the same code. */
+ * the value came from. Defaults are YAML texts in the table, read by the same code.
+ *
+ * A wrong key does not stop the reading: it is a remark, and all remarks are one error in step 4. A
+ * contradiction in step 5 is an error of its own, because later checks may depend on it.
+ *
+ * Each table of keys has a struct that its offsets count from (`origin`): nbl__run_parse for the
+ * top level, nbl__dataset_config for an entry of datasets. */
 #include "run/run_config.h"
 
 #include <stdio.h>
@@ -72,6 +78,7 @@ static nbl_status check_template(reader *r, const nbl__yaml *value, const char *
         describe(value, room), nbl__named_template_names());
 }
 
+/* The row of the key `datasets`, which has the table of its entries. */
 static const nbl__run_key *datasets_key(void)
 {
     return nbl__run_key_find(nbl__run_keys, NBL_RUN_KEYS, "datasets");
@@ -150,6 +157,7 @@ static bool read_bytes(const nbl__yaml *value, uint64_t *bytes)
     return true;
 }
 
+/* *chosen: the value of the choice that the text names. */
 static bool read_choice(const nbl__run_key *key, const nbl__yaml *value, int *chosen)
 {
     for (const nbl__run_choice *c = key->choices; value->kind == NBL_YAML_SCALAR && c->name; c++)
@@ -361,6 +369,7 @@ static nbl_status read_value(reader *r, const nbl__yaml *value, const char *name
     return of_rows ? wrong_type(r, value, name, key) : wrong_value(r, value, name, key);
 }
 
+/* Reads the defaults of a table into its struct. A row without one leaves zeros. */
 static nbl_status read_defaults(reader *r, const nbl__run_key *keys, int count, void *origin)
 {
     for (const nbl__run_key *key = keys; key < keys + count; key++) {
@@ -373,6 +382,8 @@ static nbl_status read_defaults(reader *r, const nbl__run_key *keys, int count, 
     return NBL_OK;
 }
 
+/* Reads all keys of a map by a table. `prefix` is put before their names in messages:
+ * "datasets.0.". A null value counts as not given, so the default stays. */
 static nbl_status read_table(reader *r, const nbl__yaml *map, const char *prefix, const nbl__run_key *keys,
                              int count, void *origin)
 {
@@ -411,6 +422,7 @@ static nbl_status apply_override(reader *r, const char *text)
     return nbl__yaml_put(r->arena, r->root, key, value);
 }
 
+/* The reader is in the arena, because the configuration points into its tree. */
 nbl_status nbl__run_config_read(nbl__arena *arena, const char *path, const char *const *overrides,
                                 int64_t override_count, nbl__run_config *config)
 {

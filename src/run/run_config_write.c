@@ -48,6 +48,7 @@ static void write_real(nbl__text *out, double value)
     nbl__text_free(&digits);
 }
 
+/* Appends a list of texts on one line. */
 static void write_names(nbl__text *out, const nbl__name_list *names)
 {
     nbl__text_add(out, "[", 1);
@@ -66,11 +67,14 @@ static const char *choice_of(const nbl__run_key *key, int value)
     return NULL;
 }
 
+/* "Not given" has no flag of its own: 0 bytes, a NULL text, an empty list, a number outside the
+ * range, a value that no choice has. */
 bool nbl__run_key_holds(const nbl__run_key *key, const void *origin)
 {
     const void *field = (const char *)origin + key->offset;
     if (key->unwritten) return false;
     switch (key->type) {
+    /* the field may be int64_t or uint64_t, so it is copied */
     case NBL_KEY_INTEGER: {
         int64_t value;
         memcpy(&value, field, sizeof value);
@@ -137,11 +141,13 @@ static void write_value(nbl__text *out, const nbl__run_key *key, const void *ori
     }
 }
 
+/* True if the name begins so. */
 static bool begins(const char *name, const char *with)
 {
     return strncmp(name, with, strlen(with)) == 0;
 }
 
+/* In full training the keys of adapters have been reset (run_resolve.c), and are not written. */
 bool nbl__run_key_counts(const nbl__run_key *key, const nbl__run_config *config)
 {
     return !config->full || !(begins(key->name, "lora_") || begins(key->name, "peft_"));
@@ -161,6 +167,8 @@ static void write_rows(nbl__text *out, const nbl__run_key *keys, int count, cons
     }
 }
 
+/* run_resolve.c turns `adapter`, bf16, fp16 and the template's text into other fields; this turns
+ * them back. */
 nbl__run_parse nbl__run_parse_of(const nbl__run_config *config)
 {
     nbl__run_parse parse = {

@@ -1,8 +1,16 @@
 /* run_foreign.c - the tables of run_foreign.h. Names are those of axolotl's schemas and
- * integrations. A group holds the names that share a reason. So a file that asks for one thing
- * with ten keys gets one reason. */
+ * integrations. A group holds the names that share a reason. So a file that asks for one thing with
+ * ten keys gets one reason.
+ *
+ * Example: a file with `wandb_project: x` and `rl: dpo` gets a notice for the first ("metrics go to
+ * files in `output_dir`") and an error for the second (PREFERENCES). `rl:` without a value, or `rl:
+ * false`, is accepted: it asks for nothing.
+ *
+ * The order matters where names overlap: the first group that matches counts. So
+ * "dataloader_drop_last" stands before "dataloader_*". */
 #include "run/run_foreign.h"
 
+/* Short names for the two most frequent kinds. */
 #define NOTICE NBL_FOREIGN_NOTICE
 #define REFUSED NBL_FOREIGN_REFUSED
 
@@ -165,6 +173,7 @@ static const nbl__foreign_group top[] = {
     {REFUSED, "evaluation_strategy", "use `eval_strategy`"},
 };
 
+/* Keys of an entry of datasets. */
 static const nbl__foreign_group dataset[] = {
     {NOTICE, "trust_remote_code", "no code of a dataset is ever run"},
     {NOTICE, "revision preprocess_shards", "nothing is loaded from a hub or sent to one"},
@@ -197,6 +206,7 @@ static const nbl__foreign_group tokens[] = {
      "no token is added to a vocabulary; `special_tokens` chooses among those that it has"},
 };
 
+/* Values of datasets[].type. */
 static const nbl__foreign_group types[] = {
     {REFUSED, "sharegpt* chat_template.sharegpt",
      "use `type: chat_template` with `field_messages: conversations` and "
@@ -214,6 +224,7 @@ static const nbl__foreign_group types[] = {
      PROMPTS},
 };
 
+/* Values of chat_template. */
 static const nbl__foreign_group templates[] = {
     {REFUSED,
      "aya cohere command_a command_a_rag command_a_tool_use deepseek_v3 exaone4 falcon_h1 gemma3n gemma4 "
@@ -225,6 +236,7 @@ static const nbl__foreign_group templates[] = {
 
 /* ---- names ---- */
 
+/* The table of each scope. */
 static const struct {
     const nbl__foreign_group *groups;
     int count;
@@ -242,6 +254,7 @@ const nbl__foreign_group *nbl__foreign_groups(nbl__foreign_scope scope, int *cou
     return scopes[scope].groups;
 }
 
+/* True if a word of a group matches the name. A word has at most one star: head*tail. */
 static bool word_matches(const char *word, size_t size, const char *name, size_t length)
 {
     const char *star = memchr(word, '*', size);
@@ -269,6 +282,7 @@ const nbl__foreign_group *nbl__foreign_find(nbl__foreign_scope scope, const char
     return NULL;
 }
 
+/* Plugins are named by module and class: "axolotl.integrations.kd.KDPlugin". */
 const char *nbl__foreign_plugin(const char *name)
 {
     static const char prefix[] = "axolotl.integrations.";

@@ -2,11 +2,22 @@
  * axolotl's, except the rows marked "ours" in docs/CONFIG.md. Defaults are axolotl's where it has
  * its own, else those of transformers' Trainer.
  *
- * To add a key: a field in nbl__run_config, a row here, NBL_RUN_KEYS. */
+ * To add a key: a field in nbl__run_config, a row here, NBL_RUN_KEYS.
+ *
+ * A row, read aloud: the key lora_r is an integer, stored in config.lora_r of nbl__run_parse, from
+ * 1 to 65536, without a default, and may not change when a run is resumed.
+ *
+ *     {"lora_r", NBL_KEY_INTEGER, AT(config.lora_r), .min = 1, .max = 65536, .range = "1 to 65536",
+ *      .help = "…"}
+ *
+ * The order of the rows is the order in which a configuration is written (run_config_write.c) and
+ * recorded in checkpoints (run_changes.c). */
 #include "run/run_keys.h"
 
 #include <stdio.h>
 
+/* The offset and size of a field: AT of the top level, IN of an entry of datasets. ROWS: the table
+ * of a map. */
 #define AT(field) .offset = offsetof(nbl__run_parse, field), .size = sizeof(((nbl__run_parse *)0)->field)
 #define IN(field)                                                                                            \
     .offset = offsetof(nbl__dataset_config, field), .size = sizeof(((nbl__dataset_config *)0)->field)
@@ -27,6 +38,8 @@
 #define ALLOW .resume = NBL_RESUME_ALLOW
 #define TELL .resume = NBL_RESUME_TELL
 
+/* The choices of a key: the text in the file, and the value of the field. The first name of a value
+ * is the one that is written. */
 static const nbl__run_choice quant_types[] = {{"nf4", 0}, {"fp4", 1}, {NULL, 0}};
 static const nbl__run_choice adapters[] = {
     {"lora", NBL_ADAPTER_LORA}, {"qlora", NBL_ADAPTER_QLORA}, {NULL, 0}};
@@ -80,6 +93,7 @@ static const nbl__run_choice save_strategies[] = {{"no", NBL_STRATEGY_NO},
 static const nbl__run_choice metrics[] = {{"eval_loss", 0}, {"loss", 0}, {NULL, 0}};
 static const nbl__run_choice devices[] = {{"cpu", 0}, {"cuda", 0}, {"auto", 0}, {NULL, 0}};
 
+/* The keys of an entry of datasets. */
 static const nbl__run_key mapping_keys[] = {
     {"role", NBL_KEY_TEXT, IN(property_role), .fallback = "role", .help = "what a message calls its role"},
     {"content", NBL_KEY_TEXT, IN(property_content), .fallback = "content",
@@ -115,6 +129,7 @@ static const nbl__run_key dataset_keys[] = {
     {"split", NBL_KEY_TEXT, IN(split), .help = "a part of the file, e.g. `train[:10%]`"},
 };
 
+/* The keys of special_tokens. */
 static const nbl__run_key token_keys[] = {
     {"pad_token", NBL_KEY_TEXT, AT(config.pad_token), .help = "padding"},
     {"eos_token", NBL_KEY_TEXT, AT(config.eos_token), .help = "the end of a text"},
@@ -381,6 +396,8 @@ static int edits(const char *name, const char *word)
     return rows[n % 3][m];
 }
 
+/* A synonym counts only if its key is in this table: "r" means lora_r at the top level, and nothing
+ * in an entry of datasets. */
 const char *nbl__run_key_nearest(const nbl__run_key *keys, int count, const char *name)
 {
     for (size_t i = 0; i < sizeof synonyms / sizeof *synonyms; i++)

@@ -1,6 +1,12 @@
 /* run_remarks.c - collects errors and notices about keys. All refused keys are one error, with
  * their lines; all keys without effect are one line of the log. A reason that several keys share
- * appears once. */
+ * appears once.
+ *
+ * Example of the error for two keys of one group and an unknown one:
+ *
+ *     run.yml: 3 keys are refused: rl, dpo_beta, learning_rat
+ *     run.yml:3: rl, dpo_beta (line 9): preference and reinforcement training … is not in this version; …
+ *     run.yml:5: learning_rat: no such key; did you mean learning_rate? */
 #include <stdarg.h>
 #include <stdio.h>
 

@@ -30,6 +30,7 @@ static nbl_status contradiction(reader *r, const char *first, const char *second
                           second, why);
 }
 
+/* Fails: a key that has no default is missing. */
 static nbl_status needed(reader *r, const char *name)
 {
     return nbl__fail(r->ctx, NBL_ERROR_ARGUMENT, "%s: %s is needed, and is not given", r->root->where, name);

@@ -1,9 +1,17 @@
 /* yaml.c - parses YAML with libyaml into a tree, and reads scalars. See yaml.h.
  *
+ *     datasets:                  MAP
+ *       - path: a.jsonl            LIST "datasets"
+ *         type: alpaca               MAP
+ *                                      SCALAR "path", SCALAR "type"
+ *
  * libyaml gives a sequence of events. A stack of open lists and maps builds the tree from them,
- * without recursion. libyaml allocates with malloc and has no other way; its memory is freed
- * when parsing ends. Keys are compared pairwise: with at most NBL_YAML_MAX_VALUES values that is
- * at most some ten million short comparisons. */
+ * without recursion. libyaml allocates with malloc and has no other way; its memory is freed when
+ * parsing ends. Keys are compared pairwise: with at most NBL_YAML_MAX_VALUES values that is at most
+ * some ten million short comparisons.
+ *
+ * Lines are those of the key, since a reader looks for the key and not for its value. A node
+ * without a line (0) comes from --set or from a default. */
 #include "run/yaml.h"
 
 #include <math.h>
@@ -35,6 +43,7 @@ typedef struct frame {
     int64_t key_line;
 } frame;
 
+/* The state of one parsing. */
 typedef struct reader {
     nbl__arena *arena;
     const char *where;
@@ -45,6 +54,7 @@ typedef struct reader {
     int64_t values, documents;
 } reader;
 
+/* Fails with the file and the line; libyaml counts lines from 0. */
 static nbl_status refuse(reader *r, size_t line, const char *why)
 {
     nbl__yaml at = {.where = r->where, .line = r->lines ? (int64_t)line + 1 : 0};
@@ -133,6 +143,7 @@ static nbl_status add_value(reader *r, const yaml_event_t *event)
     return NBL_OK;
 }
 
+/* Handles one event. Streams, comments and the end of a document need no action. */
 static nbl_status take_event(reader *r, const yaml_event_t *event)
 {
     switch (event->type) {
@@ -182,6 +193,7 @@ nbl_status nbl__yaml_parse(nbl__arena *arena, const char *where, bool lines, con
     return NBL_OK;
 }
 
+/* Reads a file of at most NBL_YAML_MAX_BYTES. The nodes keep a copy of its path. */
 nbl_status nbl__yaml_read(nbl__arena *arena, const char *path, nbl__yaml **root)
 {
     char *text;
@@ -228,6 +240,8 @@ static nbl_status find_link(nbl__arena *arena, nbl__yaml *node, const nbl__yaml 
     return NBL_OK;
 }
 
+/* Walks along the path. A map or list that is missing, or null, becomes one: a list if the step
+ * below it is an index. An item that exists is replaced in its position. */
 nbl_status nbl__yaml_put(nbl__arena *arena, nbl__yaml *root, const char *path, nbl__yaml *value)
 {
     nbl__yaml *node = root;
@@ -247,6 +261,7 @@ nbl_status nbl__yaml_put(nbl__arena *arena, nbl__yaml *root, const char *path, n
         }
         if (old == NULL || last) {
             char *key = NULL;
+            /* the key of a list's item stays NULL */
             if (node->kind == NBL_YAML_MAP && (key = nbl__arena_alloc(arena, size + 1)) == NULL)
                 return NBL_ERROR_MEMORY;
             if (key) memcpy(key, step, size);
@@ -277,6 +292,7 @@ nbl__yaml *nbl__yaml_get(const nbl__yaml *map, const char *key)
     return NULL;
 }
 
+/* *which: the index of the word that the text equals. */
 static bool is_word(const char *text, const char *const *words, int count, int *which)
 {
     for (int i = 0; i < count; i++)
@@ -284,6 +300,7 @@ static bool is_word(const char *text, const char *const *words, int count, int *
     return false;
 }
 
+/* In quotes only the empty text is null; "null" in quotes is a text. */
 bool nbl__yaml_is_null(const nbl__yaml *value)
 {
     static const char *const words[] = {"", "~", "null", "Null", "NULL"};
@@ -302,6 +319,7 @@ bool nbl__yaml_boolean(const nbl__yaml *value, bool *boolean)
     return true;
 }
 
+/* Copies digits without the underscores between them. */
 static const char *digits(const char *s, char **out)
 {
     while ((*s >= '0' && *s <= '9') || (*s == '_' && s[1] >= '0' && s[1] <= '9')) {
@@ -353,6 +371,8 @@ bool nbl__yaml_real(const nbl__yaml *value, double *number)
     return isfinite(*number);
 }
 
+/* A number with a point or exponent is an integer if its value is one, and below 2^53. The others
+ * are summed as negative numbers, because -2^63 has no positive counterpart. */
 bool nbl__yaml_integer(const nbl__yaml *value, int64_t *number)
 {
     char copy[64];

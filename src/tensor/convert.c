@@ -53,6 +53,7 @@ static void to_f32_scalar(nbl_dtype dtype, const void *from, float *to, int64_t 
     }
 }
 
+/* Elements [begin, n) in the other direction. */
 static void from_f32_scalar(const float *from, nbl_dtype dtype, void *to, int64_t begin, int64_t n)
 {
     uint8_t *bytes = to;
@@ -72,6 +73,7 @@ NBL_TARGET_AVX2 static inline __m256i quiet_avx2(__m256i bits)
     return _mm256_or_si256(bits, _mm256_and_si256(nan, _mm256_set1_epi32(0x00400000)));
 }
 
+/* 8 elements at a time. f16 is converted by F16C; bf16 is f32 without its low 16 bits. */
 NBL_TARGET_AVX2 static int64_t to_f32_avx2(nbl_dtype dtype, const void *from, float *to, int64_t n)
 {
     const uint16_t *source = from; /* read through unaligned loads only */
@@ -102,6 +104,8 @@ NBL_TARGET_AVX2 static inline __m256i round_bf16_avx2(__m256i bits)
     return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
 }
 
+/* f16: 8 elements at a time. bf16: 16, as two vectors that are packed into one; packus works within
+ * the 128-bit halves, so the permutation 0xd8 (0, 2, 1, 3) restores the order. */
 NBL_TARGET_AVX2 static int64_t from_f32_avx2(const float *from, nbl_dtype dtype, void *to, int64_t n)
 {
     uint16_t *target = to;
@@ -122,6 +126,7 @@ NBL_TARGET_AVX2 static int64_t from_f32_avx2(const float *from, nbl_dtype dtype,
     return i;
 }
 
+/* The same in 16 lanes. */
 NBL_TARGET_AVX512 static int64_t to_f32_avx512(nbl_dtype dtype, const void *from, float *to, int64_t n)
 {
     const uint16_t *source = from;
@@ -141,6 +146,7 @@ NBL_TARGET_AVX512 static int64_t to_f32_avx512(nbl_dtype dtype, const void *from
     return i;
 }
 
+/* The same in 16 lanes; cvtepi32_epi16 truncates, so no order needs to be restored. */
 NBL_TARGET_AVX512 static int64_t from_f32_avx512(const float *from, nbl_dtype dtype, void *to, int64_t n)
 {
     uint16_t *target = to;
@@ -199,6 +205,7 @@ void nbl__from_f32(nbl_isa isa, const float *from, nbl_dtype to_dtype, void *to,
     from_f32_scalar(from, to_dtype, to, done, n);
 }
 
+/* Between f16 and bf16 values go through f32, which holds both exactly: they are rounded once. */
 nbl_status nbl_convert(nbl_context *ctx, nbl_dtype from_dtype, const void *from, nbl_dtype to_dtype, void *to,
                        int64_t n)
 {

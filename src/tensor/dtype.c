@@ -1,4 +1,9 @@
-/* dtype.c - names and sizes of element types and storage formats. */
+/* dtype.c - names and sizes of element types and storage formats.
+ *
+ * An element type has three names: nibble's ("bf16"), that of safetensors files ("BF16") and that
+ * of PyTorch ("bfloat16", for compute dtypes only). A storage format says how a weight is packed.
+ *
+ * The table of element types is NBL_DTYPE_TABLE of nibble.h, so that a type is declared once. */
 #include "tensor/dtype.h"
 
 static const struct row {
@@ -79,6 +84,7 @@ bool nbl_compute_dtype_parse(const char *name, nbl_compute_dtype *dtype)
 
 /* ---- sizes and other names ---- */
 
+/* The caller has a valid dtype. */
 int nbl__dtype_bits(nbl_dtype dtype)
 {
     return table[dtype].bits;
@@ -104,6 +110,7 @@ const char *nbl__dtype_torch_name(nbl_dtype dtype)
     return nbl__is_compute(dtype) ? torch_names[dtype] : "unknown";
 }
 
+/* config.json may have either form: "torch.bfloat16" or "bfloat16". */
 bool nbl__dtype_from_torch_name(const char *name, nbl_dtype *dtype)
 {
     if (strncmp(name, "torch.", 6) == 0) name += 6;
@@ -115,6 +122,8 @@ bool nbl__dtype_from_torch_name(const char *name, nbl_dtype *dtype)
     return false;
 }
 
+/* Packed types have less than 8 bits: an odd number of 4-bit elements is no whole number of
+ * bytes. */
 bool nbl__dtype_bytes(nbl_dtype dtype, uint64_t n, uint64_t *bytes)
 {
     uint64_t bits;

@@ -1,7 +1,12 @@
 /* dtype.h - element types, and conversions between f32, f16 and bf16.
  *
- * Conversions round to nearest, ties to even. A NaN stays a NaN with the same sign and the top
- * bits of its payload and becomes quiet, as F16C does. All instruction sets give the same bits.
+ *             sign  exponent  mantissa   largest     smallest normal
+ *     f32      1       8         23      3.4e38      1.2e-38
+ *     f16      1       5         10      65504       6.1e-5
+ *     bf16     1       8          7      3.4e38      1.2e-38
+ *
+ * Conversions round to nearest, ties to even. A NaN stays a NaN with the same sign and the top bits
+ * of its payload and becomes quiet, as F16C does. All instruction sets give the same bits.
  *
  * Compute dtypes are f32, f16 and bf16: the first three of nbl_dtype. */
 #ifndef NBL_DTYPE_H
@@ -38,6 +43,7 @@ bool nbl__dtype_bytes(nbl_dtype dtype, uint64_t n, uint64_t *bytes);
 
 /* ---- scalar conversions: the reference ---- */
 
+/* The bits of an f32, and back. memcpy is C's way to do this; it costs nothing. */
 static inline uint32_t nbl__bits_of(float value)
 {
     uint32_t bits;
@@ -50,12 +56,15 @@ static inline float nbl__from_bits(uint32_t bits)
     memcpy(&value, &bits, 4);
     return value;
 }
+/* bf16 is the upper half of an f32. A signalling NaN becomes quiet. */
 static inline float nbl__bf16_to_f32(uint16_t h)
 {
     uint32_t bits = (uint32_t)h << 16;
     if ((bits & 0x7fffffff) > 0x7f800000) bits |= 0x00400000;
     return nbl__from_bits(bits);
 }
+/* Adds half of the last bit that is kept, and one less if that bit is 0 (ties to even). A NaN is
+ * cut instead, because the addition could carry it into a number. */
 static inline uint16_t nbl__f32_to_bf16(float value)
 {
     uint32_t bits = nbl__bits_of(value);

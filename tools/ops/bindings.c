@@ -1,5 +1,8 @@
-/* bindings.c - how files become calls. Most operators are read off their family's slots and attributes;
- * the few whose files look different have a function each. docs/OPERATORS.md tells users. */
+/* bindings.c - how files become calls.
+ *
+ * Most operators are read off their family's slots and attributes (run_family). The few whose files
+ * look different have a function each: those without a family, those with a list of tensors, and
+ * those whose attributes are objects. docs/OPERATORS.md tells users. */
 #include "device.h"
 #include "ops/families.h"
 #include "ops/rope/rope.h"
@@ -7,6 +10,7 @@
 
 /* ---- operators without a family ---- */
 
+/* dequantize: a weight to a dense tensor; no family has it. */
 static nbl_status bind_dequantize(run *r)
 {
     nbl_weight w;
@@ -28,6 +32,7 @@ static nbl_status bind_dequantize(run *r)
 
 /* ---- families ---- */
 
+/* Reads the attributes of a family into their fields. */
 static nbl_status read_attrs(run *r, const nbl__family *family, void *arguments)
 {
     for (const nbl__attr *attr = family->attrs; attr->name; attr++) {
@@ -54,6 +59,7 @@ static nbl_status read_attrs(run *r, const nbl__family *family, void *arguments)
     return NBL_OK;
 }
 
+/* Reads the tensors that a file gives. *backward: a gradient of an output is among them. */
 static nbl_status read_slots(run *r, const nbl__family *family, void *arguments, bool *backward)
 {
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
@@ -87,6 +93,8 @@ static nbl_status give_memory(run *r, const nbl__family *family, void *arguments
     return NBL_OK;
 }
 
+/* infer comes before memory, because it computes the shapes; gradients get theirs only when
+ * backward runs. */
 nbl_status run_family(run *r, const nbl__family *family, void *arguments)
 {
     bool backward = false;

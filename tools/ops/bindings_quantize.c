@@ -1,5 +1,6 @@
-/* bindings_quantize.c - quantize: a dense weight to the tensors that a checkpoint would hold for it, under the
- * names that run_weight reads. */
+/* bindings_quantize.c - quantize: a dense weight to the tensors that a checkpoint would hold for
+ * it, under the names that run_weight reads. So the output of one file can be the input of
+ * another. */
 #include "format/hf/bnb_state.h"
 #include "run.h"
 
@@ -20,11 +21,13 @@ static nbl_status put_part(run *r, const char *end, nbl_dtype dtype, int rank, c
     return NBL_OK;
 }
 
+/* A part that is a vector. */
 static nbl_status put_vector(run *r, const char *end, nbl_dtype dtype, int64_t n, const void *from)
 {
     return put_part(r, end, dtype, 1, &n, from);
 }
 
+/* The quantization state of nf4 and fp4, as JSON in a tensor of bytes. */
 static nbl_status put_state(run *r, const nbl_weight *w, int64_t elements)
 {
     char end[64];
@@ -46,6 +49,7 @@ static nbl_status put_state(run *r, const nbl_weight *w, int64_t elements)
     return status;
 }
 
+/* Codes, table, scales and state of an nf4 or fp4 weight. */
 static nbl_status put_fourbit(run *r, const nbl_weight *w, int64_t elements)
 {
     int64_t blocks = nbl__ceil_div(elements, w->block), packed[2] = {nbl__ceil_div(elements, 2), 1};
@@ -65,6 +69,7 @@ static nbl_status put_fourbit(run *r, const nbl_weight *w, int64_t elements)
     return put_state(r, w, elements);
 }
 
+/* All parts of a weight, by its format. */
 static nbl_status put_weight(run *r, const nbl_weight *w, int64_t elements)
 {
     if (w->format == NBL_FORMAT_INT8) {
@@ -79,6 +84,7 @@ static nbl_status put_weight(run *r, const nbl_weight *w, int64_t elements)
     return put_fourbit(r, w, elements);
 }
 
+/* Memory for a part while it is quantized; the outputs are copies in their final shape. */
 static nbl_status part_memory(run *r, size_t bytes, nbl_tensor *memory)
 {
     *memory = (nbl_tensor){.dtype = NBL_DTYPE_U8, .rank = 1, .shape = {(int64_t)bytes}};

@@ -1,5 +1,5 @@
-/* bindings_train.c - the operators of a training step whose tensors are lists: adamw (a list of one here) and
- * grad_norm. They work in place; a file's outputs are copies of its inputs, changed. */
+/* bindings_train.c - the operators of a training step whose tensors are lists: adamw (a list of one
+ * here) and grad_norm. They work in place; a file's outputs are copies of its inputs, changed. */
 #include "ops/optimizer/adamw.h"
 #include "ops/families.h"
 #include "ops/optimizer/grad_norm.h"
@@ -18,6 +18,7 @@ static nbl_status copy_to_output(run *r, const char *name, nbl_tensor *tensor)
     return NBL_OK;
 }
 
+/* An output that starts as zeros. */
 static nbl_status zero_output(run *r, const char *name, nbl_tensor *tensor)
 {
     uint64_t bytes;
@@ -41,6 +42,7 @@ static nbl_status new_moments(run *r, nbl__adamw_tensor *t)
     return zero_output(r, "v.absmax", &t->v_absmax);
 }
 
+/* Reads the moments, two tensors or with 8 bits four. Without any, 8-bit moments start as zeros. */
 static nbl_status read_moments(run *r, int bits, nbl__adamw_tensor *t)
 {
     const struct {
@@ -57,6 +59,7 @@ static nbl_status read_moments(run *r, int bits, nbl__adamw_tensor *t)
     return NBL_OK;
 }
 
+/* The defaults are those of torch.optim.AdamW. */
 nbl_status bind_adamw(run *r)
 {
     nbl__adamw_tensor t = {0};
@@ -82,6 +85,7 @@ nbl_status bind_adamw(run *r)
     return run_op(r, &nbl__adamw_family, &nbl__adamw_family.forward, &a);
 }
 
+/* grad_norm of the tensors g0, g1, …; with max_norm it scales them in place. */
 nbl_status bind_grad_norm(run *r)
 {
     nbl__grad_norm a = {0};

@@ -1,15 +1,17 @@
 /* check.c - an operator against values that another library computed.
  *
- * A golden file is what `run` reads, plus the results as tensors `expect.NAME` and the metadata `bounds`,
- * a JSON object NAME -> {measure: limit}. All measures of a result must hold:
+ * A golden file is what `run` reads, plus the results as tensors `expect.NAME` and the metadata
+ * `bounds`, a JSON object NAME -> {measure: limit}. All measures of a result must hold:
  *
  *     rel     ‖ours - theirs‖ / ‖theirs‖, at most
  *     abs     largest |ours - theirs|, at most
  *     cos     cosine of the angle between them, at least
  *     share   part of the elements that differ at all, at most
  *
- * Dtype and shape must be the same, and NaN and infinities stand where theirs stand. The makers of the
- * files (tests/oracle/make_ops_golden.py) give the reason of each limit. One line per file is printed. */
+ * Dtype and shape must be the same, and NaN and infinities stand where theirs stand. The makers of
+ * the files (tests/oracle/make_ops_golden.py) give the reason of each limit.
+ *
+ * One line per file is printed: what is wrong, or the measure that came closest to its limit. */
 #include <math.h>
 #include <stdio.h>
 
@@ -21,6 +23,8 @@ typedef struct difference {
     bool odd; /* a NaN or an infinity of one is not in the other */
 } difference;
 
+/* Reads element i as f64, which is exact for all dtypes here. False: the dtype cannot be
+ * compared. */
 static bool value_at(const nbl__stored *s, int64_t i, double *value)
 {
     int32_t word;
@@ -36,6 +40,8 @@ static bool value_at(const nbl__stored *s, int64_t i, double *value)
     }
 }
 
+/* Measures the difference. Pairs that are not finite are compared by kind, and left out of the
+ * measures. */
 static bool compare(const nbl__stored *ours, const nbl__stored *theirs, difference *d)
 {
     double apart = 0, inner = 0, our_norm = 0, their_norm = 0;
@@ -61,6 +67,7 @@ static bool compare(const nbl__stored *ours, const nbl__stored *theirs, differen
     return true;
 }
 
+/* The output of the last run with this name; NULL: none. */
 static const nbl__stored *output_called(const run *r, const char *name)
 {
     for (int i = 0; i < r->output_count; i++)
@@ -76,11 +83,14 @@ typedef struct verdict {
     char what[160];
 } verdict;
 
+/* Adds a fault to the line. */
 static void fault(verdict *v, const char *name, const char *what)
 {
     nbl__text_printf(&v->faults, "%s%s %s", v->faults.size ? "; " : "", name, what);
 }
 
+/* Checks one measure against its limit and remembers the closest one. For cos, which is near 1, the
+ * distance from 1 is what is compared. */
 static void hold_limit(verdict *v, const char *name, const nbl__json *bound, const difference *d)
 {
     static const char *const measures[] = {"rel", "abs", "cos", "share"};
@@ -103,6 +113,7 @@ static void hold_limit(verdict *v, const char *name, const nbl__json *bound, con
     fault(v, name, "has a bound that is not understood");
 }
 
+/* Compares one tensor expect.NAME with the output NAME. */
 static void compare_output(const run *r, const nbl__json *bounds, const nbl__stored *theirs, verdict *v)
 {
     const char *name = theirs->name + strlen(RUN_EXPECT);
@@ -122,6 +133,7 @@ static void compare_output(const run *r, const nbl__json *bounds, const nbl__sto
         for (int64_t i = 0; i < bound->count; i++) hold_limit(v, name, &bound->items[i], &d);
 }
 
+/* Runs the operator of a file, then compares every tensor expect.NAME. */
 static nbl_status check_file(run *r, const char *path, const nbl__file *file, verdict *v)
 {
     NBL_TRY(run_input(r, path, file));
@@ -136,6 +148,7 @@ static nbl_status check_file(run *r, const char *path, const nbl__file *file, ve
     return v->faults.status;
 }
 
+/* Checks one file and prints its line. Every file has an arena of its own. */
 static bool check_one(nbl_context *ctx, const char *path, const char *force)
 {
     run r = {.ctx = ctx, .arena = nbl__arena_make(ctx), .force = force};

@@ -1,6 +1,10 @@
-/* device.c - see device.h. One piece of device memory holds all tensors of a call, so that a call costs one copy
- * there and one back; between them lie zones of 0xff bytes: NaN to whoever reads beyond a tensor, and found
- * changed when somebody writes there. */
+/* device.c - see device.h. One piece of device memory holds all tensors of a call, so that a call
+ * costs one copy to the device and one back:
+ *
+ *     | zone | x | zone | w codes | zone | w scales | zone | y | zone |
+ *
+ * The zones are filled with 0xff bytes. These are NaN to a kernel that reads beyond a tensor, and a
+ * kernel that writes there changes them. */
 #include "device.h"
 
 #include <stdio.h>
@@ -26,6 +30,7 @@ nbl_context *device_context(int threads, nbl_log_fn log, char why[512])
     return NULL;
 }
 
+/* Memory of the tool. There is nothing to clean up when it runs out. */
 static void *memory_of(size_t bytes)
 {
     void *memory = malloc(bytes ? bytes : 1);
@@ -46,7 +51,9 @@ static int find_block(const device_image *image, const void *host, size_t bytes)
     return -1;
 }
 
-/* `place` is that of a pointer in the arguments; NULL there stays so. */
+/* Adds the memory behind a pointer in the arguments, and remembers where the pointer is, so that
+ * upload() can replace it. A NULL pointer stays NULL. `written`: the operator may change the
+ * memory. */
 static nbl_status add(device_image *image, void *address, size_t bytes, size_t element, bool written)
 {
     void *host;
@@ -67,6 +74,7 @@ static nbl_status add(device_image *image, void *address, size_t bytes, size_t e
     return NBL_OK;
 }
 
+/* Adds a tensor. */
 static nbl_status add_tensor(device_image *image, nbl_tensor *t, bool written)
 {
     uint64_t bytes;
@@ -78,6 +86,8 @@ static nbl_status add_tensor(device_image *image, nbl_tensor *t, bool written)
     return add(image, &t->data, bytes, (size_t)nbl__dtype_bits(t->dtype) / 8, written);
 }
 
+/* Adds the parts of a packed weight: codes, scales, and for nested scales their codes and table.
+ * Sizes follow from format and shape, as in nbl__weight_sizes_of. */
 static nbl_status add_weight(device_image *image, nbl_weight *w)
 {
     if (w->rank == 0 || w->data == NULL) return NBL_OK;
@@ -101,7 +111,8 @@ static nbl_status add_weight(device_image *image, nbl_weight *w)
     return add(image, &w->nested_table, 256 * sizeof(float), sizeof(float), false);
 }
 
-/* What one direction reads and writes; what it has nothing to do with stays behind. */
+/* Adds the tensors of one direction. Forward has no gradients, and results of rank 0 do not exist:
+ * their pointers become NULL, so that a kernel that uses them fails. */
 static nbl_status add_slots(device_image *image, const nbl__family *family, bool backward)
 {
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
@@ -110,6 +121,7 @@ static nbl_status add_slots(device_image *image, const nbl__family *family, bool
             continue;
         }
         nbl_tensor *t = nbl__slot_tensor(slot, image->arguments);
+        /* a cache is an input of these two families, and they write to it */
         bool result = slot->role == NBL_ROLE_OUTPUT || slot->role == NBL_ROLE_SAVED;
         bool gradient = slot->role == NBL_ROLE_GRADIENT;
         bool in_place = (family == &nbl__kv_write_family && strcmp(slot->name, "cache") == 0) ||
@@ -121,6 +133,8 @@ static nbl_status add_slots(device_image *image, const nbl__family *family, bool
     return NBL_OK;
 }
 
+/* Adds the tensors of adamw, which has a list of them. The list itself is copied, since its
+ * pointers change. */
 static nbl_status add_adamw(device_image *image)
 {
     nbl__adamw *a = image->arguments;
@@ -139,6 +153,7 @@ static nbl_status add_adamw(device_image *image)
     return NBL_OK;
 }
 
+/* The same for grad_norm. */
 static nbl_status add_grad_norm(device_image *image)
 {
     nbl__grad_norm *a = image->arguments;
@@ -153,6 +168,7 @@ static nbl_status add_grad_norm(device_image *image)
 
 /* ---- there ---- */
 
+/* Makes the image on the host, copies it to the device and points the arguments there. */
 static nbl_status upload(device_image *image)
 {
     image->bytes += DEVICE_ZONE;
@@ -199,6 +215,7 @@ nbl_status device_scratch(device_image *image, const nbl__impl *impl)
     return image->runs_on->fill(image->ctx, image->scratch_base, POISON, all);
 }
 
+/* A block that was never opened is zeros, so this works after any failure. */
 void device_close(device_image *image)
 {
     if (image->scratch_base)
@@ -213,6 +230,7 @@ void device_close(device_image *image)
 
 /* ---- and back ---- */
 
+/* True if all bytes of a zone are unchanged. */
 static bool is_poison(const uint8_t *bytes, size_t begin, size_t end)
 {
     for (size_t i = begin; i < end; i++)
@@ -220,6 +238,7 @@ static bool is_poison(const uint8_t *bytes, size_t begin, size_t end)
     return true;
 }
 
+/* Checks the zones around the scratch, which has memory of its own. */
 static nbl_status check_scratch(device_image *image, const char *who)
 {
     uint8_t zones[2][DEVICE_ZONE];
@@ -257,6 +276,7 @@ nbl_status device_fetch(device_image *image, const char *who)
 
 /* ---- a run ---- */
 
+/* Captures the call as a CUDA graph and replays it: what a planned step does. */
 static nbl_status run_recorded(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
                                device_image *image)
 {
@@ -271,6 +291,8 @@ static nbl_status run_recorded(nbl_context *ctx, const nbl__op *op, const nbl__i
     return status;
 }
 
+/* Chooses an implementation if none is given, runs it and fetches the results. An implementation
+ * that declines the arguments is NBL_ERROR_UNSUPPORTED: another may take them. */
 static nbl_status run_image(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl, const char *force,
                             device_how how, device_image *image, const nbl__impl **ran)
 {

@@ -1,8 +1,11 @@
 /* device.h - an operator's call carried to a CUDA device and back.
  *
- * The arguments are the host's, as for the CPU. Every tensor and every part of a weight gets its place in one
- * piece of device memory, with red zones around it; the call runs there, and what it wrote comes back into the
- * host's tensors. Each run also checks that zones, inputs and the struct of arguments stayed as they were. */
+ *     host arguments ─device_open▶ one piece of device memory ─device_fetch▶ host arguments
+ *
+ * The arguments are the host's, as for the CPU. Every tensor and every part of a weight becomes a
+ * block of the image, with red zones around it. The call runs there, and what it wrote comes back
+ * into the host's tensors. Each run also checks that zones, inputs and the struct of arguments
+ * stayed as they were. */
 #ifndef NBL_OPS_DEVICE_H
 #define NBL_OPS_DEVICE_H
 
@@ -14,21 +17,22 @@ typedef enum device_how {
     DEVICE_RECORDED /* through a capture of the stream */
 } device_how;
 
-/* A context that runs on the first CUDA device; NULL: `why` tells. */
+/* A context that runs on the first CUDA device. NULL: there is none; `why` has the reason. */
 nbl_context *device_context(int threads, nbl_log_fn log, char why[512]);
 
-/* What of a call lies on the device. device_open makes it, device_close frees it, also after a failure. */
+/* The part of a call that is on the device. device_open makes it; device_close frees it, also after
+ * a failure. */
 enum { DEVICE_BLOCKS = 2048, DEVICE_ZONE = 256 };
 typedef struct device_block {
     uint8_t *host;
-    size_t bytes, begin; /* its place in the image */
+    size_t bytes, begin; /* begin: its offset in the image */
     bool written;        /* by the operator */
 } device_block;
 typedef struct device_image {
     nbl_context *ctx;
     const nbl__device *runs_on;
     bool skewed;
-    void *arguments, *before; /* the device's pointers in them; a copy of that */
+    void *arguments, *before; /* with the device's pointers; a copy, to find changes */
     void *list;               /* of tensors, for the operators that have one */
     size_t arguments_bytes;
     device_block blocks[DEVICE_BLOCKS];
@@ -45,7 +49,7 @@ typedef struct device_image {
 nbl_status device_open(nbl_context *ctx, const nbl__family *family, const nbl__op *op, const void *arguments,
                        bool skewed, device_image *image);
 nbl_status device_scratch(device_image *image, const nbl__impl *impl); /* poisoned */
-/* Waits, brings back what was written, checks the rest. `who` wrote it. */
+/* Waits, copies back what was written and checks the rest. `who`: the implementation, for messages. */
 nbl_status device_fetch(device_image *image, const char *who);
 void device_close(device_image *image);
 

@@ -1,7 +1,10 @@
 /* device_time.c - how long a call takes on the device, and the call without a family: dequantize.
  *
- * `cold`: before each call 256 MiB are overwritten, which empties the caches and gives the host time to enqueue
- * the call, so that the events around it see the device alone. `warm`: a capture of several calls is replayed. */
+ *     cold   before each call 256 MiB are overwritten. This empties the caches, and gives the host
+ *            time to enqueue the call, so that the events around it measure the device alone
+ *     warm   a CUDA graph of ROW calls is replayed, and its time divided by ROW
+ *
+ * Both are medians. Without CUDA every function fails. */
 #include <stdlib.h>
 
 #include "device.h"
@@ -14,12 +17,14 @@
 
 enum { SAMPLES = 20, QUICK_SAMPLES = 5, ROW = 10, FLUSH_BYTES = 256 << 20 };
 
+/* Two events and the memory that is overwritten between calls. */
 typedef struct clock {
     nbl__cuda *cuda;
     cudaEvent_t begin, end;
     void *flush;
 } clock_of;
 
+/* Turns a CUDA error into a status. */
 static nbl_status good(nbl__cuda *cuda, cudaError_t error)
 {
     if (error == cudaSuccess) return NBL_OK;
@@ -49,6 +54,7 @@ static void clock_close(clock_of *c)
     c->cuda->device.free(c->cuda->ctx, c->flush, FLUSH_BYTES);
 }
 
+/* The call that is timed. */
 typedef struct timed_call {
     nbl_context *ctx;
     const nbl__op *op;
@@ -80,6 +86,7 @@ static nbl_status measure(clock_of *c, const timed_call *t, int samples, double 
     return NBL_OK;
 }
 
+/* Captures ROW calls in a row. */
 static nbl_status record_row(timed_call *t)
 {
     nbl__cuda *cuda = nbl__cuda_of(t->ctx);
@@ -90,6 +97,7 @@ static nbl_status record_row(timed_call *t)
     return status == NBL_OK ? ended : status;
 }
 
+/* Measures both times of an open image. */
 static nbl_status time_image(timed_call *t, clock_of *c, int samples, device_times *times)
 {
     NBL_TRY(device_scratch(t->image, t->impl));
@@ -117,6 +125,7 @@ nbl_status device_time(nbl_context *ctx, const nbl__family *family, const nbl__o
     return status;
 }
 
+/* Times a copy of 512 MiB within the device's memory; each byte is read and written. */
 static nbl_status time_copy(clock_of *c, void *from, size_t bytes, double *seconds)
 {
     float times[SAMPLES];

@@ -43,6 +43,7 @@ static const char usage[] =
     "forces one wherever it exists; NIBBLE_ISA=avx2 lowers the instruction set.\n\n"
     "list: all operators and their implementations.\n";
 
+/* Exit status 2, as for every command of nibble. */
 static int wrong_usage(const char *what)
 {
     fprintf(stderr, "nibble: ops: %s; see nibble-ops --help\n", what);
@@ -58,6 +59,7 @@ static const nbl__impl *const *impls_of(const nbl__op *op, bool cuda)
     return cuda ? none : op->impls;
 }
 
+/* Prints an operator and its implementations; nothing for a direction that a family lacks. */
 static void list_op(const nbl__op *op, bool cuda)
 {
     if (op->name == NULL) return;
@@ -66,6 +68,7 @@ static void list_op(const nbl__op *op, bool cuda)
     printf("\n");
 }
 
+/* Lists all families, forward and backward. */
 static int list(bool cuda)
 {
     for (int i = 0; nbl__family_at(i); i++) {
@@ -82,6 +85,7 @@ static void show_line(void *user, nbl_log_level level, const char *line)
     fprintf(stderr, "nibble: %s\n", line);
 }
 
+/* Runs the pairs in order. The first failure ends the run. */
 static int run_pairs(nbl_context *ctx, char **files, int count, const char *force, int json)
 {
     if (json) printf("[");
@@ -98,6 +102,7 @@ static int run_pairs(nbl_context *ctx, char **files, int count, const char *forc
     return fflush(stdout) == 0 ? 0 : 1;
 }
 
+/* The options, and the words that are none. */
 typedef struct command {
     case_options o;
     char **words;
@@ -126,6 +131,7 @@ static int read_words(int argc, char **argv, command *c)
     return -1;
 }
 
+/* The commands run and check, which take files. */
 static int run_files(const command *c)
 {
     const char *verbose = getenv("NIBBLE_VERBOSE");
@@ -148,6 +154,7 @@ static int run_files(const command *c)
     return exit_status;
 }
 
+/* Dispatches on the first word. */
 static int run_command(const command *c)
 {
     static const struct {

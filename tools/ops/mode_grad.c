@@ -1,12 +1,13 @@
-/* mode_grad.c - the references' gradients against central differences of their forward pass, in f64.
+/* mode_grad.c - the references' gradients against central differences of their forward pass, in
+ * f64.
  *
  *     L(inputs) = Σ cotangent · output        dL/dv ≈ (L(v + h) − L(v − h)) / 2h
  *
- * A case is inferred as f32; then all its float tensors become f64, which only references can read, so
- * that nothing rounds and the comparison is sharp: 1e-6 of the gradient's norm, and usually 1e-9. A weight
- * stays dense f32; its step is what f32 made of it. Of a large gradient some random elements are taken.
- * Cases of another compute dtype would repeat the same formulas and are left out, as is int8, whose forward
- * pass rounds x and so has no derivative. */
+ * A case is inferred as f32; then all its float tensors become f64, which only references can read,
+ * so that nothing rounds and the comparison is sharp: 1e-6 of the gradient's norm, and usually
+ * 1e-9. A weight stays dense f32; its step is what f32 made of it. Of a large gradient some random
+ * elements are taken. Cases of another compute dtype would repeat the same formulas and are left
+ * out, as is int8, whose forward pass rounds x and so has no derivative. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +18,7 @@
 enum { ELEMENTS = 12, QUICK_CASES_PER_LINE = 6 };
 static const double bound = 1e-6;
 
+/* The grading of one family. */
 typedef struct grading {
     const case_options *o;
     nbl_context *ctx;
@@ -26,6 +28,7 @@ typedef struct grading {
     int64_t line_count, line_seen;
 } grading;
 
+/* Prints a failure with the command that repeats it. */
 static void fail(grading *g, const char *text, const char *what)
 {
     g->failures++;
@@ -36,6 +39,7 @@ static void fail(grading *g, const char *text, const char *what)
 
 /* ---- the case in f64 ---- */
 
+/* True if the case has a gradient that differences can measure. */
 static bool is_differentiable(const op_case *c)
 {
     char value[CASE_TEXT];
@@ -79,6 +83,7 @@ static void widen(const op_case *c, case_run *r)
     }
 }
 
+/* Runs the reference with scratch of its own. */
 static nbl_status run_reference(nbl_context *ctx, const nbl__op *op, const void *arguments)
 {
     case_memory memory = {0};
@@ -89,6 +94,7 @@ static nbl_status run_reference(nbl_context *ctx, const nbl__op *op, const void 
     return status;
 }
 
+/* L of the arguments as they are; NAN if forward fails. */
 static double functional(grading *g, const void *arguments)
 {
     double sum = 0;
@@ -106,6 +112,8 @@ static double functional(grading *g, const void *arguments)
 
 /* ---- differences ---- */
 
+/* The step is relative to the value. The difference is divided by the steps that were really made,
+ * which rounding changes. */
 static double difference_f64(grading *g, const void *arguments, double *at)
 {
     double kept = *at, step = 1e-5 * fmax(1, fabs(kept));
@@ -132,6 +140,7 @@ static double difference_f32(grading *g, const void *arguments, uint8_t *data)
     return (above - below) / ((double)high - (double)low);
 }
 
+/* Compares one gradient with differences, element by element, and then by norm. */
 static void check_gradient(grading *g, const op_case *c, const nbl__slot *slot, void *arguments)
 {
     const nbl_tensor *gradient = nbl__slot_tensor(slot, arguments);
@@ -165,6 +174,7 @@ static void check_gradient(grading *g, const op_case *c, const nbl__slot *slot, 
     fail(g, c->text, what);
 }
 
+/* Grades one case: forward and backward in f64, then every gradient. */
 static void grade_case(grading *g, const op_case *c)
 {
     case_run r;
@@ -213,6 +223,7 @@ static bool grade_text(void *user, const char *text)
     return visit(user, text, false);
 }
 
+/* A line is expanded twice: once to count its cases, once to take every n-th. */
 static void grade_line(grading *g, const char *line)
 {
     char why[CASE_TEXT];

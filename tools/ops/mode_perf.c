@@ -1,11 +1,13 @@
-/* mode_perf.c - times the cases marked PERF, forward and backward, per implementation, against the roofline.
+/* mode_perf.c - times the cases marked PERF, forward and backward, per implementation, against the
+ * roofline.
  *
- * The time is the median of repeated calls (at least 5, about 0.3 s). A call's least time is the larger of
- * arithmetic / peak and bytes / copy bandwidth, where bytes counts every input, packed weight and output
- * once; the figure is least time / time. Weights that fit the caches can beat the copy: then it is above 1.
+ * The time is the median of repeated calls (at least 5, about 0.3 s). A call's least time is the
+ * larger of arithmetic / peak and bytes / copy bandwidth, where bytes counts every input, packed
+ * weight and output once; the figure is least time / time. Weights that fit the caches can beat the
+ * copy: then it is above 1.
  *
- * On a device (device_time.c) there are two times: after the caches were emptied, which counts, and in a row of
- * calls; the figure is the bandwidth's share of a copy's. */
+ * On a device (device_time.c) there are two times: after the caches were emptied, which counts, and
+ * in a row of calls; the figure is the bandwidth's share of a copy's. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +15,7 @@
 #include "case.h"
 #include "roofline.h"
 
+/* One run of the mode. */
 typedef struct timing {
     const case_options *o;
     nbl_context *ctx;
@@ -22,6 +25,7 @@ typedef struct timing {
     bool first;
 } timing;
 
+/* The bytes of a packed weight that a call reads. */
 static double weight_bytes(const nbl_weight *w)
 {
     double n = 1;
@@ -84,6 +88,8 @@ static double median_time(timing *t, const nbl__op *op, const nbl__impl *impl, c
     return times[n / 2];
 }
 
+/* Prints one line of the CPU. The arithmetic comes from the case's text (the word "flop" or
+ * "flopb"). */
 static void show(timing *t, const op_case *c, const nbl__impl *impl, double seconds, double flop,
                  double bytes)
 {
@@ -101,6 +107,7 @@ static void show(timing *t, const op_case *c, const nbl__impl *impl, double seco
     fflush(stdout);
 }
 
+/* The same for a device. */
 static void show_device(timing *t, const op_case *c, const nbl__impl *impl, const device_times *times,
                         double flop, double bytes)
 {
@@ -125,6 +132,7 @@ static bool wanted(const timing *t, const nbl__op *op, const nbl__impl *impl)
     return t->o->cuda || impl != case_reference(op);
 }
 
+/* Times one implementation on the device. False: it declines the case, or fails. */
 static bool time_device(timing *t, const op_case *c, const nbl__op *op, const nbl__impl *impl,
                         const case_run *r, double flop)
 {
@@ -140,6 +148,7 @@ static bool time_device(timing *t, const op_case *c, const nbl__op *op, const nb
     return true;
 }
 
+/* Times all implementations of one direction. */
 static void time_direction(timing *t, const op_case *c, const nbl__op *op, case_run *r, const char *word)
 {
     char value[CASE_TEXT];
@@ -156,6 +165,7 @@ static void time_direction(timing *t, const op_case *c, const nbl__op *op, case_
     }
 }
 
+/* True if an implementation is to be timed, so that a case is only built if it is needed. */
 static bool has_fast(timing *t, const nbl__op *op)
 {
     for (const nbl__impl *const *at = case_impls(t->ctx, t->family, op); at && *at; at++)
@@ -163,6 +173,7 @@ static bool has_fast(timing *t, const nbl__op *op)
     return false;
 }
 
+/* Builds a case, runs it once for the saved values of backward, and times both directions. */
 static bool time_text(void *user, const char *text)
 {
     timing *t = user;

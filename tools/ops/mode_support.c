@@ -1,10 +1,14 @@
 /* mode_support.c - which dtypes and storage formats each operator accepts, found by asking `infer`.
  *
- * For each family the richest case of the table is taken. Its tensors form axes: all weights share one,
- * tensors that differ in a prefix or a number (gate.lora_a, lora_a1) share one. Every combination of
- * compute dtype, storage formats and dtypes is asked. Where the set of accepted ones is a product - which
- * tensors decide each for itself, given the compute dtype - a row per axis says everything; where it is not,
- * a line says how many are accepted. docs/NUMERICS.md carries the output; a test keeps it so. */
+ * For each family the richest case of the table is taken. Its tensors form axes: all weights share
+ * one, tensors that differ in a prefix or a number (gate.lora_a, lora_a1) share one. Every
+ * combination of compute dtype, storage formats and dtypes is asked:
+ *
+ *     linear, compute f32     x: f32 f16 bf16     w: 9 formats     bias: …     = 3 · 9 · 3 … questions
+ *
+ * Where the set of accepted ones is a product - each tensor decides for itself, given the compute
+ * dtype - a row per axis says everything; where it is not, a line says how many are accepted.
+ * docs/NUMERICS.md carries the output; a test keeps it so. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -16,6 +20,7 @@ enum { INTEGERS = 3 };
 static const nbl_dtype integers[INTEGERS] = {NBL_DTYPE_I32, NBL_DTYPE_I64, NBL_DTYPE_U8};
 
 typedef enum axis_kind { AXIS_FLOAT, AXIS_INTEGER, AXIS_WEIGHT } axis_kind;
+/* A group of tensors that change together, and the number of their choices. */
 typedef struct axis {
     axis_kind kind;
     char stem[32];
@@ -23,6 +28,7 @@ typedef struct axis {
     int slot_count, choices;
 } axis;
 
+/* The questions about one family, and what was accepted. */
 typedef struct asking {
     const nbl__family *family;
     nbl_context *ctx;
@@ -30,7 +36,7 @@ typedef struct asking {
     axis axes[AXES];
     int axis_count;
     int compute_count;                     /* 1 when the family has no compute dtype */
-    nbl_weight weights[SLOTS][CHOICES];    /* by place in the family's slots */
+    nbl_weight weights[SLOTS][CHOICES];    /* by index in the family's slots */
     bool accepted[COMPUTE][AXES][CHOICES]; /* in some combination */
     int64_t asked[COMPUTE], accepts[COMPUTE];
     uint64_t results[COMPUTE][SLOTS]; /* dtypes, a bit each */
@@ -45,6 +51,8 @@ static void stem_of(const char *name, char stem[32])
     for (size_t n = strlen(stem); n > 1 && stem[n - 1] >= '0' && stem[n - 1] <= '9'; n--) stem[n - 1] = 0;
 }
 
+/* Adds a slot to the axis that it belongs to; makes the axis if it is the first. False: too many
+ * axes. */
 static bool join_axis(asking *a, const nbl__slot *slot, axis_kind kind, int choices)
 {
     char stem[32];
@@ -66,6 +74,7 @@ static bool join_axis(asking *a, const nbl__slot *slot, axis_kind kind, int choi
     return true;
 }
 
+/* Makes the axes from the tensors of the case. Each weight is made in all formats beforehand. */
 static bool make_axes(asking *a)
 {
     char why[CASE_TEXT];
@@ -88,6 +97,7 @@ static bool make_axes(asking *a)
     return true;
 }
 
+/* Sets the compute dtype in the arguments, which is an attribute of the family. */
 static void set_compute(const nbl__family *family, void *arguments, nbl_dtype dtype)
 {
     for (const nbl__attr *attr = family->attrs; attr->name; attr++)
@@ -101,6 +111,7 @@ static bool has_compute(const nbl__family *family)
     return false;
 }
 
+/* Gives the tensors of an axis one of its choices. */
 static void choose(const asking *a, const axis *it, int choice, void *arguments)
 {
     for (int i = 0; i < it->slot_count; i++) {
@@ -113,6 +124,7 @@ static void choose(const asking *a, const axis *it, int choice, void *arguments)
     }
 }
 
+/* Records the dtypes of the results that infer has set. */
 static void keep_results(asking *a, int compute, void *arguments)
 {
     for (int i = 0; a->family->slots[i].name; i++) {
@@ -138,6 +150,7 @@ static void ask(asking *a, int compute, void *arguments)
         a->accepts[compute] += good;
         for (int i = 0; good && i < a->axis_count; i++) a->accepted[compute][i][coordinates[i]] = true;
         if (good) keep_results(a, compute, arguments);
+        /* count the coordinates up, the last axis fastest */
         int i = a->axis_count - 1;
         while (i >= 0 && ++coordinates[i] == a->axes[i].choices) coordinates[i--] = 0;
         if (i < 0) return;
@@ -152,6 +165,7 @@ static const char *choice_name(const axis *it, int choice)
     return nbl_dtype_name(it->kind == AXIS_FLOAT ? floats[choice] : integers[choice]);
 }
 
+/* A row of the table: the tensors of an axis, and a column of choices per compute dtype. */
 static void print_axis(const asking *a, int index)
 {
     const axis *it = &a->axes[index];
@@ -169,6 +183,7 @@ static void print_axis(const asking *a, int index)
     printf(" |\n");
 }
 
+/* The rows of the results. */
 static void print_results(const asking *a)
 {
     for (int i = 0; a->family->slots[i].name; i++) {
@@ -183,6 +198,7 @@ static void print_results(const asking *a)
     }
 }
 
+/* True if the accepted combinations are all combinations of what each axis accepts. */
 static bool is_product(const asking *a, int compute)
 {
     int64_t product = 1;
@@ -215,6 +231,7 @@ static void print_support(const asking *a)
            product ? "every one that the table allows." : "not every one that the table allows.");
 }
 
+/* Stops the expansion of a line at its first case. */
 static bool keep_first(void *user, const char *text)
 {
     snprintf(user, CASE_TEXT, "%s", text);

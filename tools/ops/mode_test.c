@@ -16,12 +16,14 @@
  *     to the element only   the same; slower paths may add up in another order
  *     from a capture        the same bits as the first
  *
- * and then gradients alone and ranks as above. What the device does not have is told, and no failure. */
+ * and then gradients alone and ranks as above. What the device does not have is told, and no
+ * failure. */
 #include <math.h>
 #include <stdio.h>
 
 #include "case.h"
 
+/* The count of one family. */
 typedef struct tally {
     const case_options *o;
     case_contexts *contexts;
@@ -33,12 +35,14 @@ typedef struct tally {
     const char *missing;   /* on the device */
 } tally;
 
+/* One case, with the results of the reference. */
 typedef struct testing {
     tally *all;
     const op_case *c;
     case_run reference;
 } testing;
 
+/* Prints a failure with the command that repeats it; only the first 20 of a family. */
 static void fail(tally *all, const char *text, const char *impl, const nbl_context *ctx, const char *what)
 {
     enum { SHOWN = 20 };
@@ -53,6 +57,7 @@ static void fail(tally *all, const char *text, const char *impl, const nbl_conte
             all->family->name, all->o->seed, all->o->cuda ? " --device cuda" : "", text);
 }
 
+/* Counts a run, and remembers the name of the implementation once. */
 static void ran(tally *all, const char *name)
 {
     char blanks[128];
@@ -71,6 +76,7 @@ static bool is_result(const nbl__slot *slot, const nbl_tensor *tensor, bool back
     return slot->role == NBL_ROLE_OUTPUT || (slot->role == NBL_ROLE_SAVED && case_is_float(tensor->dtype));
 }
 
+/* Compares the results of one direction with the reference's, by relative error. */
 static void compare(testing *t, const char *impl, const nbl_context *ctx, const case_run *got, bool backward)
 {
     for (const nbl__slot *slot = t->c->family->slots; slot->name; slot++) {
@@ -92,6 +98,7 @@ static void compare(testing *t, const char *impl, const nbl_context *ctx, const 
     }
 }
 
+/* Compares two runs bit by bit. */
 static void same_bits(testing *t, const char *impl, const nbl_context *ctx, const case_run *a,
                       const case_run *b, bool backward, const char *when)
 {
@@ -122,6 +129,7 @@ static bool pass(testing *t, nbl_context *ctx, const nbl__impl *impl, bool backw
     return false;
 }
 
+/* Checks that fewer tokens never need more scratch: plans allocate it once, for the most tokens. */
 static void test_scratch(testing *t, const nbl_context *ctx, const nbl__impl *impl, const case_run *r)
 {
     char why[CASE_TEXT];
@@ -129,6 +137,7 @@ static void test_scratch(testing *t, const nbl_context *ctx, const nbl__impl *im
         fail(t->all, t->c->text, impl->name, ctx, why);
 }
 
+/* True unless --impl names another. */
 static bool wanted(const tally *all, const nbl__impl *impl)
 {
     return all->o->impl == NULL || strcmp(all->o->impl, impl->name) == 0;
@@ -178,6 +187,7 @@ static void test_single_gradients(testing *t, const case_run *forward)
     }
 }
 
+/* Runs the case with T split into other dimensions (case_split). The bits must be the same. */
 static void test_splits(testing *t, const case_run *forward, const case_run *gradients)
 {
     nbl_context *ctx = t->all->contexts->device;
@@ -252,6 +262,7 @@ static void test_case(testing *t)
 
 /* ---- on a device ---- */
 
+/* All implementations of one direction on the device. */
 static void test_device_impls(testing *t, const nbl__op *op, const case_run *forward)
 {
     bool backward = op == &t->c->family->backward;
@@ -274,6 +285,7 @@ static void test_device_impls(testing *t, const nbl__op *op, const case_run *for
     }
 }
 
+/* Both directions on the device; the same extra forms as on the CPU. */
 static void test_device_case(testing *t)
 {
     const nbl__family *family = t->c->family;
@@ -293,6 +305,8 @@ static void test_device_case(testing *t)
     case_end(&forward);
 }
 
+/* True if the case belongs to the sample of --quick. The choice depends on the text alone, so it is
+ * the same in every run. */
 static bool in_sample(const tally *all, const char *text)
 {
     uint32_t hash = 2166136261u;
@@ -300,6 +314,7 @@ static bool in_sample(const tally *all, const char *text)
     return all->sample <= 1 || hash % all->sample == 0;
 }
 
+/* Tests one case: the reference first, then everything else against it. */
 static bool test_text(void *user, const char *text)
 {
     tally *all = user;
@@ -337,6 +352,7 @@ static bool count_text(void *user, const char *text)
 /* In the quick set a line contributes about this many cases, always the same ones. */
 enum { QUICK_CASES_PER_LINE = 60 };
 
+/* Tests all cases of a line of the table. */
 static void test_line(tally *all, const char *line)
 {
     char why[CASE_TEXT];
@@ -352,6 +368,7 @@ static bool on_device(const case_contexts *contexts, const nbl__family *family)
     return contexts->device == NULL || case_impls(contexts->device, family, &family->forward)[0];
 }
 
+/* Prints the line of a family. */
 static void report(const tally *all, bool first)
 {
     const case_options *o = all->o;

@@ -1,5 +1,10 @@
-/* roofline.c - see roofline.h. The loops hold everything in registers: 12 or more independent chains, so that
- * the latency of a multiply-add (4 to 5 cycles, two per cycle) does not show. */
+/* roofline.c - see roofline.h.
+ *
+ * The loops hold everything in registers: 12 or more independent chains, so that the latency of a
+ * multiply-add (4 to 5 cycles, two per cycle) does not show. Scalar code has 8 chains, which the
+ * compiler may vectorize.
+ *
+ * The copy is of memory larger than the caches; its bytes are counted twice, read and written. */
 #include "roofline.h"
 
 #include <stdio.h>
@@ -34,6 +39,7 @@ static double peak_scalar(float *sink)
 
 enum { CHAINS = 12, TILE_BYTES = 1024 };
 
+/* 8 lanes, 12 chains: one fused multiply-add is two operations. */
 NBL_TARGET_AVX2 static double peak_avx2(float *sink)
 {
     __m256 sums[CHAINS], a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(0.001f);
@@ -45,6 +51,7 @@ NBL_TARGET_AVX2 static double peak_avx2(float *sink)
     return 2.0 * 8 * CHAINS * ROUNDS;
 }
 
+/* 16 lanes. */
 NBL_TARGET_AVX512 static double peak_avx512(float *sink)
 {
     __m512 sums[CHAINS], a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(0.001f);
@@ -56,6 +63,7 @@ NBL_TARGET_AVX512 static double peak_avx512(float *sink)
     return 2.0 * 16 * CHAINS * ROUNDS;
 }
 
+/* 16 sums of two products each: 32 multiply-adds per instruction. */
 __attribute__((target("avx512f,avx512bf16"))) static double peak_avx512bf16(float *sink)
 {
     __m512 sums[CHAINS];
@@ -111,6 +119,7 @@ static const peak_loop f32_loops[NBL_ISA_COUNT] = {peak_scalar, peak_avx2, peak_
 static const peak_loop f32_loops[NBL_ISA_COUNT] = {peak_scalar}, bf16_loops[NBL_ISA_COUNT] = {peak_scalar};
 #endif
 
+/* One measurement: work[i] is what thread i has done. */
 typedef struct job {
     peak_loop loop;
     double work[NBL_MAX_THREADS];
@@ -119,6 +128,7 @@ typedef struct job {
     size_t piece;
 } job;
 
+/* Thread task: one loop. */
 static nbl_status run_loop(void *argument, int64_t item, int worker)
 {
     job *j = argument;
@@ -127,6 +137,7 @@ static nbl_status run_loop(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* Thread task: copies one piece. */
 static nbl_status run_copy(void *argument, int64_t item, int worker)
 {
     job *j = argument;

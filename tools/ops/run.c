@@ -1,4 +1,7 @@
-/* run.c - see run.h. */
+/* run.c - reads the tensors and attributes of a file, and runs operators; see run.h.
+ *
+ * A weight has the names that checkpoints give it: NAME alone is dense; with NAME.absmax and a
+ * quant_state it is nf4 or fp4, with NAME.SCB int8, and NAME_blocks with NAME_scales is mxfp4. */
 #include "run.h"
 
 #include <stdio.h>
@@ -7,6 +10,7 @@
 #include "format/hf/bnb_state.h"
 #include "format/hf/result_file.h"
 
+/* Finds a tensor and counts it as read. */
 static const nbl__stored *find(const run *r, const char *name)
 {
     for (int64_t i = 0; i < r->stored_count; i++) {
@@ -17,6 +21,7 @@ static const nbl__stored *find(const run *r, const char *name)
     return NULL;
 }
 
+/* Finds a part of a weight: NAME and an ending. */
 static const nbl__stored *find_part(const run *r, const char *name, const char *part)
 {
     char full[512];
@@ -56,6 +61,7 @@ nbl_status run_tensor(run *r, const char *name, nbl_tensor *tensor)
     return run_optional(r, name, tensor);
 }
 
+/* Checks codes and row scales and describes them as a weight. The codes stay in the mapped file. */
 static nbl_status int8_weight(run *r, const char *name, const nbl__stored *codes, const nbl__stored *scales,
                               nbl_weight *w)
 {
@@ -68,6 +74,7 @@ static nbl_status int8_weight(run *r, const char *name, const nbl__stored *codes
     return nbl__stored_floats(&r->arena, scales, &w->scales);
 }
 
+/* The same for blocks and scales of mxfp4. */
 static nbl_status mxfp4_weight(run *r, const char *name, const nbl__stored *blocks, const nbl__stored *scales,
                                nbl_weight *w)
 {
@@ -103,6 +110,7 @@ nbl_status run_weight(run *r, const char *name, nbl_weight *w)
     if (parts.state == NULL) parts.state = find_part(r, name, ".quant_state.bitsandbytes__fp4");
     if (parts.state) return nbl__bnb_describe(&r->arena, name, &parts, w);
     NBL_CHECK(r->ctx, parts.absmax == NULL, NBL_ERROR_FORMAT, "%s: \"%s\" has scales, but no quant_state",
+              /* scales alone do not say how the codes are to be read */
               r->op, name);
     const nbl__stored *scb = find_part(r, name, ".SCB"), *blocks = find_part(r, name, "_blocks");
     if (scb) return int8_weight(r, name, parts.packed, scb, w);
@@ -134,6 +142,7 @@ nbl_status run_number(run *r, const char *name, double missing, double *value)
     return NBL_OK;
 }
 
+/* Booleans of JSON; a text "true" is an error. */
 nbl_status run_flag(run *r, const char *name, bool missing, bool *value)
 {
     const nbl__json *it = run_attribute(r, name);
@@ -220,6 +229,7 @@ nbl_status run_op(run *r, const nbl__family *family, const nbl__op *op, const vo
         r->impl = impl ? impl->name : NULL;
         return done;
     }
+    /* the CPU: scratch is poisoned, so that an implementation cannot rely on zeros in it */
     NBL_TRY(nbl__op_choose(r->ctx, op, arguments, r->force, &impl));
     size_t bytes = nbl__op_scratch(r->ctx, impl, arguments);
     uint8_t *scratch = nbl__alloc(r->ctx, bytes);
@@ -231,6 +241,7 @@ nbl_status run_op(run *r, const nbl__family *family, const nbl__op *op, const vo
     return status;
 }
 
+/* Reads the metadata from the head of the safetensors file, whose first 8 bytes are its length. */
 static nbl_status read_metadata(run *r, const char *path, const nbl__file *file)
 {
     uint64_t length = 0;
@@ -247,6 +258,7 @@ static nbl_status read_metadata(run *r, const char *path, const nbl__file *file)
     return NBL_OK;
 }
 
+/* The order matters: a tensor or attribute is unknown only if the binding did not read it. */
 nbl_status run_input(run *r, const char *in, const nbl__file *file)
 {
     NBL_TRY(nbl__safetensors_parse(&r->arena, in, file->data, file->size, &r->stored, &r->stored_count));
@@ -265,6 +277,7 @@ nbl_status run_input(run *r, const char *in, const nbl__file *file)
     return NBL_OK;
 }
 
+/* OUT is checked first, so that nothing is computed for a file that must not be replaced. */
 static nbl_status run_file(run *r, const char *in, const char *out, const nbl__file *file)
 {
     NBL_TRY(nbl__result_file_check(r->ctx, out, true));

@@ -1,8 +1,17 @@
 /* run.h - one operator on the tensors of a file: what a binding needs.
  *
+ *     IN.safetensors   tensors, metadata "op" and "attrs"
+ *       ─▶ binding     arguments of the operator
+ *       ─▶ infer       shapes of the outputs
+ *       ─▶ run         forward, and backward if a gradient of an output is given
+ *       ─▶ OUT.safetensors   the outputs
+ *
  * A binding turns the named tensors and attributes of IN into an operator's arguments, runs it, and
- * names its outputs. Everything that is missing, of the wrong kind or not understood is an error that
- * names it; an attribute that no binding asked for is refused at the end. */
+ * names its outputs. Everything that is missing, of the wrong kind or not understood is an error
+ * that names it; an attribute or tensor that no binding asked for is refused at the end.
+ *
+ * Memory: everything is in the arena of the run. Outputs are filled with NaN bytes before the
+ * operator runs, so a value that it does not write is seen. */
 #ifndef NIBBLE_OPS_RUN_H
 #define NIBBLE_OPS_RUN_H
 
@@ -12,6 +21,7 @@
 
 enum { RUN_MAX_OUTPUTS = 1024, RUN_MAX_ATTRIBUTES = 64 };
 
+/* One run. A binding fills outputs; run_file writes them. */
 typedef struct run {
     nbl_context *ctx;
     nbl__arena arena;
@@ -34,12 +44,13 @@ nbl_status run_optional(run *r, const char *name, nbl_tensor *tensor); /* data N
 nbl_status run_weight(run *r, const char *name, nbl_weight *weight);
 bool run_has_weight(const run *r, const char *name); /* in any format */
 
+/* Attributes. `missing` is the value of one that is absent or null. */
 nbl_status run_number(run *r, const char *name, double missing, double *value);
 nbl_status run_flag(run *r, const char *name, bool missing, bool *value);
 nbl_status run_word(run *r, const char *name, const char *missing, const char **value);
 nbl_status run_integer(run *r, const char *name, double missing, double min, double *value);
 nbl_status run_dtype(run *r, const char *name, nbl_dtype *dtype); /* required */
-/* One of `words` (NULL at the end); *value is its place. */
+/* One of `words` (NULL at the end); *value is its index. */
 nbl_status run_choice(run *r, const char *name, const char *const *words, int missing, int *value);
 /* An attribute's JSON, or NULL when it is absent or null. */
 const nbl__json *run_attribute(run *r, const char *name);
@@ -48,11 +59,12 @@ const nbl__json *run_attribute(run *r, const char *name);
 nbl_status run_output(run *r, const char *name, nbl_tensor *tensor);
 /* The same without a name in OUT. */
 nbl_status run_memory(run *r, const char *name, nbl_tensor *tensor);
-/* Chooses and runs, with scratch that is filled with NaN bytes; on the device of the context, where it has one. */
+/* Chooses and runs, with scratch that is filled with NaN bytes; on the device of the context, where
+ * it has one. */
 nbl_status run_op(run *r, const nbl__family *family, const nbl__op *op, const void *arguments);
 
-/* Reads attributes and slots, infers, runs forward and, when a gradient is given, backward. Attributes and
- * slots that a special binding has filled in are not in the family's tables. */
+/* Reads attributes and slots, infers, runs forward and, when a gradient is given, backward.
+ * Attributes and slots that a special binding has filled in are not in the family's tables. */
 nbl_status run_family(run *r, const nbl__family *family, void *arguments);
 /* Bindings of their own: bindings_quantize.c, bindings_train.c. */
 nbl_status bind_quantize(run *r);

@@ -1,9 +1,10 @@
-/* ask.c - ask_chats: how many chats of a file a model answers as the file does.
+/* ask_chats.c - how many chats of a file a model answers as the file does.
  *
  *     ask_chats MODEL CHATS.jsonl [--adapter DIR] [--load FORMAT] [--double] [--show N]
  *
- * Asks the first message of every row and compares the answer (the likeliest tokens) with the second, character for
- * character. Prints `K of N`; --show prints the first N wrong answers as well. The questions run in batches of 64. */
+ * Asks the first message of every row and compares the answer (the likeliest tokens) with the
+ * second, character for character. Prints `K of N`; --show prints the first N wrong answers as
+ * well. The questions run in batches of 64. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 
 enum { BATCH = 64, ANSWER_TOKENS = 48, MAX_ENDS = 8, LARGEST_FILE = 64 << 20 };
 
+/* One run. A batch is filled row by row, asked, and emptied. */
 typedef struct job {
     nbl_context *ctx;
     nbl_model *model;
@@ -26,11 +28,13 @@ typedef struct job {
     int64_t count, asked, right, to_show;
 } job;
 
+/* The text of a message; NULL: none. */
 static const char *content(const nbl__json *messages, int64_t index)
 {
     return index < messages->count ? nbl__json_text(&messages->items[index], "content") : NULL;
 }
 
+/* Adds one row to the batch: renders the question with the model's template and encodes it. */
 static nbl_status add_row(job *j, const char *file, int64_t line, const char *text, size_t size)
 {
     const nbl__json *root;
@@ -57,6 +61,7 @@ static nbl_status add_row(job *j, const char *file, int64_t line, const char *te
     return status;
 }
 
+/* Compares one answer. An answer that was cut off at ANSWER_TOKENS is wrong. */
 static nbl_status judge(job *j, int64_t i)
 {
     char *text;
@@ -75,6 +80,7 @@ static nbl_status judge(job *j, int64_t i)
     return NBL_OK;
 }
 
+/* Asks the batch and judges the answers. The batch is empty afterwards, also on an error. */
 static nbl_status ask_batch(job *j)
 {
     int32_t ends[MAX_ENDS];
@@ -91,6 +97,7 @@ static nbl_status ask_batch(job *j)
     return status;
 }
 
+/* Reads the file line by line; empty lines are skipped. */
 static nbl_status ask_file(job *j, const char *file)
 {
     char *text;

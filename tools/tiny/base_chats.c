@@ -1,11 +1,20 @@
-/* base_chats.c - the chats of the base model: kinds of questions, each with several wordings and slots that a function
- * fills. Questions about sums have an answer that is honest for a model that has not learned them. */
+/* base_chats.c - the chats of the base model: kinds of questions, each with several wordings and
+ * slots that a function fills. Questions about sums have an answer that is honest for a model that
+ * has not learned them.
+ *
+ *     {4, draw_noun, {"What is {a}?", …}, "{A} is {b}."}
+ *         draw_noun fills {a} = "an owl", {b} = "a bird"
+ *         "What is an owl?"  ─▶  "An owl is a bird."
+ *
+ * A function draws all slots of a chat. The answer uses the same slots as the question, so it is
+ * right for every wording. */
 #include <string.h>
 
 #include "tiny.h"
 
 enum { WORDINGS = 8, HELD_OUT_SHARE = 24 };
 
+/* A kind of question. `weight`: how often it is drawn. */
 typedef struct kind {
     int weight;
     void (*draw)(uint64_t *state, slots *s);
@@ -84,12 +93,14 @@ static void draw_spelling(uint64_t *state, slots *s)
     put(s, 2, "%c", word[0]);
 }
 
+/* A letter with the letters before and after it; never a or z itself. */
 static void draw_letter(uint64_t *state, slots *s)
 {
     int at = 1 + below(state, 24);
     for (int i = 0; i < 3; i++) put(s, i, "%c", 'a' + at + i - 1);
 }
 
+/* {a} and {b}: from and to; {c}: the numbers between them, both included. */
 static void draw_range(uint64_t *state, slots *s, bool down)
 {
     int from = any_number(state), count = 2 + below(state, 6);
@@ -174,6 +185,7 @@ static void draw_noun(uint64_t *state, slots *s)
     put(s, 1, "%s %s", article(p->b), p->b);
 }
 
+/* {b} is right, {c} is wrong. An animal is never wrong for a bird. */
 static void draw_wrong_noun(uint64_t *state, slots *s)
 {
     const word_pair *p = any(state, &nouns), *other = p;
@@ -305,6 +317,7 @@ static const kind kinds[] = {
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
+/* Draws the kind by weight, then the slots, then one of the wordings. */
 void draw_chat(uint64_t *state, chat *c)
 {
     int total = 0, wordings = 0;

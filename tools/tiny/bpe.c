@@ -1,8 +1,13 @@
 /* bpe.c - the tokenizer: byte-level BPE with one token per digit.
  *
- * Words are cut as the pattern in tokenizer.json cuts them (here only for ASCII, which is all that the chats have), and
- * counted once each. Then, until the vocabulary is full, the most frequent pair of neighbouring tokens becomes a token;
- * of equally frequent pairs the one with the smaller ids. Cost: merges x distinct words, which is milliseconds. */
+ * Words are cut as the pattern in tokenizer.json cuts them (here only for ASCII, which is all that
+ * the chats have), and counted once each. Then, until the vocabulary is full, the most frequent
+ * pair of neighbouring tokens becomes a token; of equally frequent pairs the one with the smaller
+ * ids. Cost: merges x distinct words, which is milliseconds.
+ *
+ *     tokens 0 … 255       the bytes
+ *     256 … 508            merges, in the order in which they were found
+ *     509, 510, 511        <|endoftext|>, <|im_start|>, <|im_end|> */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +16,7 @@
 
 enum { MAX_WORDS = 1 << 12, WORD_BYTES = 48, TABLE = 1 << 14 };
 
+/* A distinct word: how often it occurs, and its tokens so far. */
 typedef struct word {
     char text[WORD_BYTES];
     int64_t count;
@@ -33,6 +39,7 @@ enum { SPECIAL = 3 };
 
 /* ---- words ---- */
 
+/* Counts a word; the table finds its number by open addressing. */
 static void count_word(trainer *t, const char *text, size_t size)
 {
     char key[WORD_BYTES] = "";
@@ -69,6 +76,8 @@ static void count_words(trainer *t, const char *text)
 
 /* ---- merges ---- */
 
+/* The most frequent pair. Rows and columns are visited in order and only a higher count replaces
+ * the best, so the smaller ids win a tie. False: no pair occurs twice. */
 static bool best_pair(const trainer *t, int16_t pair[2])
 {
     static int64_t counts[VOCABULARY][VOCABULARY];
@@ -83,6 +92,7 @@ static bool best_pair(const trainer *t, int16_t pair[2])
     return best > 1;
 }
 
+/* Replaces a pair by its token in all words, from left to right. */
 static void apply(trainer *t, const int16_t pair[2], int16_t token)
 {
     for (int i = 0; i < t->word_count; i++) {
@@ -97,6 +107,7 @@ static void apply(trainer *t, const int16_t pair[2], int16_t token)
     }
 }
 
+/* Fills the vocabulary, one merge at a time. */
 static void train(trainer *t)
 {
     for (int i = 0; i < 256; i++) t->tokens[i][0] = (char)i;
@@ -128,6 +139,7 @@ static unsigned printable(unsigned byte)
     return 0;
 }
 
+/* Prints a token as a JSON text. */
 static void print_token(FILE *file, const trainer *t, int token)
 {
     const unsigned char *bytes = (const unsigned char *)t->tokens[token];
@@ -142,6 +154,7 @@ static void print_token(FILE *file, const trainer *t, int token)
     fputc('"', file);
 }
 
+/* Writes tokenizer.json: vocabulary and merges, and the pre-tokenizer with the same cuts. */
 static void write_tokenizer_json(const char *folder, const trainer *t)
 {
     FILE *file = create(folder, "tokenizer.json");
@@ -187,6 +200,7 @@ static void write_tokenizer_json(const char *folder, const trainer *t)
     finish(file, "tokenizer.json");
 }
 
+/* Writes the chat template (ChatML) and the special tokens. */
 static void write_texts(const char *folder)
 {
     FILE *file = create(folder, "chat_template.jinja");
@@ -209,6 +223,7 @@ static void write_texts(const char *folder)
     finish(file, "tokenizer_config.json");
 }
 
+/* The words of roles are counted too, because the template writes them in every chat. */
 void write_tokenizer(const char *folder, const chat *chats, int count)
 {
     trainer t = {.words = allocate(MAX_WORDS * sizeof *t.words),

@@ -1,5 +1,8 @@
-/* checkpoint.c - a Llama of 0.9 million weights before training: config.json, generation_config.json and
- * model.safetensors in bf16. Weights are sums of twelve uniform numbers, which are near to normal and need no libm. */
+/* checkpoint.c - a Llama of 0.9 million weights before training: config.json,
+ * generation_config.json and model.safetensors in bf16. Weights are sums of twelve uniform numbers,
+ * which are near to normal and need no libm.
+ *
+ *     model.safetensors   u64 size of the header | JSON header | tensors in the header's order */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,6 +10,7 @@
 
 enum { HIDDEN = 128, INNER = 384, LAYERS = 4, HEADS = 4, MAX_TENSORS = 64 };
 
+/* A tensor to be written. */
 typedef struct tensor {
     char name[80];
     int rows, columns; /* columns 0: a vector of ones */
@@ -18,6 +22,7 @@ typedef struct plan {
     int count;
 } plan;
 
+/* Adds a tensor; layer -1: one of the whole model. */
 static void add(plan *p, int layer, const char *name, int rows, int columns, double spread)
 {
     tensor *t = &p->tensors[p->count++];
@@ -26,6 +31,7 @@ static void add(plan *p, int layer, const char *name, int rows, int columns, dou
     else snprintf(t->name, sizeof t->name, "model.layers.%d.%s.weight", layer, name);
 }
 
+/* The tensors of the model in the order of the file. The head is tied, so it is not among them. */
 static void make_plan(plan *p)
 {
     static const double normal = 0.06, out = 0.02; /* what ends in the residual stream starts smaller */
@@ -49,6 +55,7 @@ static int elements(const tensor *t)
     return t->rows * (t->columns ? t->columns : 1);
 }
 
+/* To nearest, ties to even. No value is NaN. */
 static uint16_t to_bf16(float value)
 {
     uint32_t bits;
@@ -56,6 +63,7 @@ static uint16_t to_bf16(float value)
     return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+/* The sum of twelve uniform numbers in [0, 1), less 6: mean 0, variance 1. */
 static double near_normal(uint64_t *state)
 {
     int64_t sum = 0;
@@ -63,6 +71,7 @@ static double near_normal(uint64_t *state)
     return (double)sum * 0x1p-32 - 6;
 }
 
+/* Writes the header, padded to a multiple of 8 bytes, then the values; bf16 is little-endian. */
 static void write_weights(const char *folder, uint64_t seed)
 {
     plan p = {.count = 0};

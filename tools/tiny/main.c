@@ -1,4 +1,7 @@
-/* main.c - make_tiny: what nibble-tiny is trained from, and the data of examples/train; see tiny.h. */
+/* main.c - make_tiny: what nibble-tiny is trained from, and the data of examples/train; see tiny.h.
+ *
+ * Each part has a seed of its own (tokenizer 1, weights 2, training 3, held-out 4). So the number
+ * of rows does not change the other parts. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +23,7 @@ static void make_folder(const char *path)
     if (mkdir(path, 0777) != 0 && errno != EEXIST) fail("%s: %s", path, strerror(errno));
 }
 
+/* Writes the training data: chats are drawn until `rows` are not held out. */
 static void write_training(const char *out, uint64_t seed, int rows)
 {
     FILE *file = create(out, "chats.jsonl");
@@ -52,6 +56,7 @@ static void write_held_out(const char *out, uint64_t seed)
     free(seen);
 }
 
+/* Makes the folders, the tokenizer, the weights and the data. */
 static void write_base(const char *out, int rows)
 {
     char start[4096];

@@ -5,6 +5,7 @@
  *     sums-new-pairs.jsonl    the ten other pairs, the ten ways */
 #include "tiny.h"
 
+/* The first TRAINED_WAYS are fine-tuned. */
 static const char *const ways[SUM_WAYS] = {
     "{a}+{b}=?",
     "{a} + {b} = ?",
@@ -36,6 +37,8 @@ bool is_held_out_pair(int a, int b) /* one in every row and column of the table 
     return b == (3 * a + 4) % 10;
 }
 
+/* Writes all pairs that are held out, or all that are not, in the ways from first_way to
+ * last_way. */
 static void write_file(const char *folder, const char *name, int first_way, int last_way, bool held_out)
 {
     FILE *file = create(folder, name);

@@ -1,4 +1,5 @@
-/* support.c - files, random numbers and patterns of make_tiny; any failure ends the program with a message. */
+/* support.c - files, random numbers and patterns of make_tiny; any failure ends the program with a
+ * message. Nothing is cleaned up then. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
@@ -25,6 +26,7 @@ void *allocate(size_t size)
     return memory;
 }
 
+/* Opens a file in a folder for writing. */
 FILE *create(const char *folder, const char *name)
 {
     char path[4096];
@@ -35,6 +37,7 @@ FILE *create(const char *folder, const char *name)
     return file;
 }
 
+/* Closes a file. A write error may show only here. */
 void finish(FILE *file, const char *name)
 {
     bool bad = ferror(file);
@@ -50,6 +53,7 @@ void write_chat(FILE *file, const chat *c) /* no chat has a quote or a backslash
         c->question, c->answer);
 }
 
+/* FNV-1a with its high bits mixed in, for callers take it modulo a small number. */
 uint64_t hash_text(const char *text)
 {
     uint64_t hash = 0xcbf29ce484222325u;
@@ -57,6 +61,7 @@ uint64_t hash_text(const char *text)
     return hash ^ (hash >> 29);
 }
 
+/* splitmix64: the state is a counter, so any seed is a good one. */
 uint64_t next_random(uint64_t *state)
 {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
@@ -65,11 +70,13 @@ uint64_t next_random(uint64_t *state)
     return z ^ (z >> 31);
 }
 
+/* The remainder prefers small numbers by at most n / 2^64, which does not matter here. */
 int below(uint64_t *state, int n)
 {
     return (int)(next_random(state) % (uint64_t)n);
 }
 
+/* Sets a slot. */
 void put(slots *s, int slot, const char *format, ...)
 {
     va_list arguments;
@@ -79,6 +86,8 @@ void put(slots *s, int slot, const char *format, ...)
     if (size < 0 || size >= (int)sizeof s->text[slot]) fail("too long a text in a slot");
 }
 
+/* Copies the pattern; {a} … {e} are replaced by the slots. The text of a slot is not searched for
+ * slots. */
 void fill(char out[TEXT_SIZE], const char *pattern, const slots *s)
 {
     size_t size = 0;

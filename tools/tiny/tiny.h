@@ -1,7 +1,16 @@
-/* tiny.h - what the parts of make_tiny share: random numbers, chats, the tokenizer's and the weights' makers.
+/* tiny.h - what the parts of make_tiny share: random numbers, chats, the tokenizer's and the
+ * weights' makers.
  *
- * make_tiny writes everything that nibble-tiny is trained from. It uses the C library alone, integers wherever a
- * choice is made and no function of <math.h>: the same arguments give the same bytes on every machine. */
+ * make_tiny writes everything that nibble-tiny is trained from:
+ *
+ *     words.c        words and how they belong together
+ *     base_chats.c   questions and answers made of them, by patterns
+ *     sums.c         the data of the example that fine-tunes the model
+ *     bpe.c          the tokenizer, trained on the chats
+ *     checkpoint.c   the model with random weights
+ *
+ * It uses the C library alone, integers wherever a choice is made and no function of <math.h>: the
+ * same arguments give the same bytes on every machine. */
 #ifndef TINY_H
 #define TINY_H
 
@@ -12,6 +21,7 @@
 
 enum { TEXT_SIZE = 256, VOCABULARY = 512 };
 
+/* One question and its answer. There is no third message and no system prompt. */
 typedef struct chat {
     char question[TEXT_SIZE], answer[TEXT_SIZE];
 } chat;
@@ -38,6 +48,7 @@ void put(slots *s, int slot, const char *format, ...) __attribute__((format(prin
 
 /* ---- words.c ---- */
 
+/* Two words that belong together; what that means depends on the list. */
 typedef struct word_pair {
     const char *a, *b;
 } word_pair;
@@ -56,7 +67,8 @@ void draw_chat(uint64_t *state, chat *c);
 /* Questions are held out by their hash: they are in no training data. */
 bool is_held_out(const chat *c);
 
-/* The ways to ask for a sum: the first TRAINED_WAYS are fine-tuned, the others are new to the fine-tuned model. */
+/* The ways to ask for a sum: the first TRAINED_WAYS are fine-tuned, the others are new to the
+ * fine-tuned model. */
 enum { SUM_WAYS = 13, TRAINED_WAYS = 10 };
 void ask_sum(int way, int a, int b, chat *c);
 bool is_held_out_pair(int a, int b);
@@ -64,7 +76,8 @@ void write_sums(const char *folder);
 
 /* ---- bpe.c, checkpoint.c ---- */
 
-/* Derives the merges from chats and writes tokenizer.json, tokenizer_config.json and chat_template.jinja. */
+/* Derives the merges from chats and writes tokenizer.json, tokenizer_config.json and
+ * chat_template.jinja. */
 void write_tokenizer(const char *folder, const chat *chats, int count);
 /* Writes config.json, generation_config.json and model.safetensors with random weights. */
 void write_checkpoint(const char *folder, uint64_t seed);

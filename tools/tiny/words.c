@@ -1,4 +1,5 @@
-/* words.c - what nibble-tiny knows: words and how they belong together. */
+/* words.c - what nibble-tiny knows: words and how they belong together. A list of pairs is one fact
+ * each; patterns of base_chats.c turn them into questions and answers. */
 #include "tiny.h"
 
 #define LIST(name, ...)                                                                                      \
@@ -20,6 +21,7 @@ LIST(nouns, {"dog", "animal"}, {"cat", "animal"}, {"cow", "animal"}, {"horse", "
      {"chair", "piece of furniture"}, {"table", "piece of furniture"}, {"bed", "piece of furniture"},
      {"sofa", "piece of furniture"});
 
+/* A word and its opposite; both directions are asked. */
 LIST(opposites, {"hot", "cold"}, {"big", "small"}, {"up", "down"}, {"left", "right"}, {"old", "young"},
      {"good", "bad"}, {"fast", "slow"}, {"high", "low"}, {"long", "short"}, {"wet", "dry"}, {"full", "empty"},
      {"hard", "soft"}, {"happy", "sad"}, {"light", "dark"}, {"rich", "poor"}, {"open", "closed"},
@@ -28,6 +30,7 @@ LIST(opposites, {"hot", "cold"}, {"big", "small"}, {"up", "down"}, {"left", "rig
      {"sweet", "sour"}, {"wide", "narrow"}, {"easy", "difficult"}, {"true", "false"}, {"inside", "outside"},
      {"win", "lose"});
 
+/* A thing and its colour. */
 LIST(colours, {"grass", "green"}, {"the sky", "blue"}, {"the sun", "yellow"}, {"snow", "white"},
      {"milk", "white"}, {"coal", "black"}, {"blood", "red"}, {"a tomato", "red"}, {"a banana", "yellow"},
      {"a lemon", "yellow"}, {"a leaf", "green"}, {"a frog", "green"}, {"a carrot", "orange"},
@@ -36,26 +39,31 @@ LIST(colours, {"grass", "green"}, {"the sky", "blue"}, {"the sun", "yellow"}, {"
      {"a cherry", "red"}, {"the night", "black"}, {"gold", "yellow"}, {"paper", "white"}, {"sand", "yellow"},
      {"an orange", "orange"}, {"a bear", "brown"});
 
+/* An animal and what it says. */
 LIST(sounds, {"cow", "moo"}, {"dog", "woof"}, {"cat", "meow"}, {"pig", "oink"}, {"sheep", "baa"},
      {"duck", "quack"}, {"horse", "neigh"}, {"hen", "cluck"}, {"lion", "roar"}, {"mouse", "squeak"},
      {"frog", "ribbit"}, {"snake", "hiss"}, {"owl", "hoot"}, {"crow", "caw"}, {"bee", "buzz"},
      {"wolf", "howl"});
 
+/* Who lives where. */
 LIST(homes, {"fish", "in the water"}, {"bird", "in a nest"}, {"bee", "in a hive"}, {"cow", "on a farm"},
      {"fox", "in the forest"}, {"camel", "in the desert"}, {"frog", "in a pond"}, {"bear", "in a cave"},
      {"dog", "in a house"}, {"rabbit", "in a hole"}, {"whale", "in the sea"}, {"monkey", "in the trees"},
      {"horse", "in a stable"}, {"penguin", "on the ice"}, {"lion", "in the grass"}, {"king", "in a castle"});
 
+/* A name and its pronoun. */
 LIST(names, {"Anna", "She"}, {"Tom", "He"}, {"Maria", "She"}, {"Ben", "He"}, {"Lucy", "She"}, {"Peter", "He"},
      {"Emma", "She"}, {"Jack", "He"}, {"Nora", "She"}, {"Paul", "He"}, {"Lisa", "She"}, {"Max", "He"},
      {"Clara", "She"}, {"Leo", "He"}, {"Sara", "She"}, {"Oscar", "He"}, {"Julia", "She"}, {"Felix", "He"},
      {"Ella", "She"}, {"Simon", "He"});
 
+/* Where somebody may be; the second text is not used. */
 LIST(places, {"in the garden", ""}, {"in the kitchen", ""}, {"at school", ""}, {"at home", ""},
      {"in the park", ""}, {"on the bus", ""}, {"in the shop", ""}, {"at the lake", ""}, {"in bed", ""},
      {"under the table", ""}, {"on the roof", ""}, {"in the car", ""}, {"at the station", ""},
      {"in the library", ""});
 
+/* What people say, and the answer. */
 LIST(small_talk, {"Hi!", "Hello! How can I help you?"}, {"Hello!", "Hello! How can I help you?"},
      {"Hello.", "Hello! How can I help you?"}, {"Hey there!", "Hello! How can I help you?"},
      {"Good morning!", "Good morning! How are you today?"},
@@ -87,6 +95,7 @@ const char *const numbers[21] = {"zero",     "one",      "two",      "three",   
                                  "twelve",   "thirteen", "fourteen", "fifteen", "sixteen", "seventeen",
                                  "eighteen", "nineteen", "twenty"};
 
+/* A noun, or one of two opposites; every word is equally likely. */
 const char *any_word(uint64_t *state)
 {
     int at = below(state, nouns.count + 2 * opposites.count);

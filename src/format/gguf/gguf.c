@@ -1,11 +1,15 @@
 /* gguf.c - the .gguf reader; see gguf.h.
  *
+ *     read_header ─▶ read_entries ─▶ index ─▶ alignment ─▶ read_tensors ─▶ index
+ *
  * One pass over the head with a cursor that cannot leave the file. Every count is compared with the
  * bytes that are left before memory is allocated for it, so a hostile count cannot exhaust memory.
  * Then keys and names are sorted to find duplicates, and tensors by address to find overlaps: O(n
  * log n).
+ *
  * In inspection mode (nbl__gguf_inspect) c->problems is not NULL, and nbl__problem_take lists a
- * problem. */
+ * problem. Reading goes on as long as the next offset is known: a wrong bool or a misaligned tensor
+ * is listed, a text that is longer than the file ends the reading. */
 #include "format/gguf/gguf.h"
 
 #include <stdarg.h>
@@ -24,6 +28,7 @@ enum {
     TENSOR_BYTES = 8 + 4 + 4 + 8,
 };
 
+/* The position in the file, and what is read there, for messages. Invariant: at <= size. */
 typedef struct cursor {
     nbl_context *ctx;
     nbl__arena *arena;
@@ -86,6 +91,7 @@ static nbl_status read_u64(cursor *c, uint64_t *value)
     return NBL_OK;
 }
 
+/* A text: length and bytes. The bytes stay in the map and may be anything. */
 static nbl_status read_text(cursor *c, nbl__gguf_text *text)
 {
     uint64_t length = 0;
@@ -120,6 +126,7 @@ static nbl_status read_name(cursor *c, const char **name)
 
 /* ---- metadata ---- */
 
+/* A bool is 0 or 1 in the specification. Another byte is a problem that leaves the offset known. */
 static nbl_status check_bools(cursor *c, uint64_t count)
 {
     for (uint64_t i = 0; i < count; i++)
@@ -127,6 +134,7 @@ static nbl_status check_bools(cursor *c, uint64_t count)
     return NBL_OK;
 }
 
+/* Skips numbers, which are read later from the map (gguf_value.c). */
 static nbl_status read_numbers(cursor *c, nbl__gguf_type type, uint64_t count)
 {
     uint64_t width = (uint64_t)nbl__gguf_number_bytes(type);
@@ -139,6 +147,8 @@ static nbl_status read_numbers(cursor *c, nbl__gguf_type type, uint64_t count)
     return NBL_OK;
 }
 
+/* Reads an array of texts. Their addresses are kept: each length depends on the text before it, so
+ * a text could not be found by its index. */
 static nbl_status read_texts(cursor *c, uint64_t count, const nbl__gguf_text **texts)
 {
     CHECK_AT(c, count <= left(c) / 8,
@@ -178,6 +188,7 @@ static nbl_status skip_arrays(cursor *c, uint64_t count, int depth)
     return NBL_OK;
 }
 
+/* Reads one entry: key, type and value. c->name is the key from here on, so errors name it. */
 static nbl_status read_entry(cursor *c, nbl__gguf_entry *entry)
 {
     uint32_t type = 0;
@@ -198,6 +209,7 @@ static nbl_status read_entry(cursor *c, nbl__gguf_entry *entry)
 
 /* ---- tensors ---- */
 
+/* Reads rank and sizes. The file has the fastest dimension first, nibble the slowest. */
 static nbl_status read_shape(cursor *c, nbl__gguf_tensor *tensor)
 {
     uint32_t rank = 0;
@@ -237,6 +249,7 @@ static nbl_status check_layout(cursor *c, nbl__gguf_tensor *tensor)
     return NBL_OK;
 }
 
+/* The specification wants every tensor to begin at a multiple of the alignment. */
 static nbl_status check_alignment(cursor *c, uint64_t alignment, uint64_t offset)
 {
     CHECK_AT(c, offset % alignment == 0, "its data begins at byte %" PRIu64 ", not a multiple of %" PRIu64,
@@ -271,6 +284,8 @@ static nbl_status read_tensor(cursor *c, uint64_t alignment, nbl__gguf_tensor *t
 
 /* ---- names: sorted for finding, and unique ---- */
 
+/* Sorts by address, so that only neighbours can overlap. Tensors with a problem (data NULL) come
+ * first. */
 static int by_offset(const void *a, const void *b)
 {
     const nbl__gguf_tensor *const *x = a, *const *y = b;
@@ -368,6 +383,7 @@ static nbl_status read_alignment(cursor *c, const nbl__gguf *g, uint64_t *alignm
     return NBL_OK;
 }
 
+/* Checks that the data of a tensor ends within the file. */
 static nbl_status check_end(cursor *c, const nbl__gguf_tensor *tensor, uint64_t begin, uint64_t offset)
 {
     uint64_t end = 0;
@@ -399,6 +415,7 @@ static nbl_status read_tensors(cursor *c, nbl__gguf *g, uint64_t alignment, uint
     return NBL_OK;
 }
 
+/* After a failure entry_count is the number of entries that were read. */
 static nbl_status read_entries(cursor *c, nbl__gguf *g)
 {
     int64_t count = g->entry_count;
@@ -421,6 +438,7 @@ static nbl_status read_all(cursor *c, nbl__gguf *g)
     NBL_TRY(index_entries(g));
     if (!stopped) {
         NBL_TRY(read_alignment(c, g, &alignment));
+        /* the offsets count from the end of the head, which is known after the last tensor */
         NBL_TRY(NBL_ALLOC(g->ctx, offsets, tensors));
         status = nbl__problem_take(c->problems, read_tensors(c, g, alignment, offsets));
         nbl__free(g->ctx, offsets, (size_t)tensors * sizeof *offsets);
@@ -429,6 +447,7 @@ static nbl_status read_all(cursor *c, nbl__gguf *g)
     return index_tensors(g);
 }
 
+/* Makes an empty nbl__gguf. On an error *out may be set; deliver() frees it. */
 static nbl_status make(nbl_context *ctx, const char *path, bool look, nbl__gguf **out)
 {
     nbl__gguf *g;

@@ -2,7 +2,15 @@
  *
  * Two tables, model_rows and layer_rows, map names in both directions and say which architectures
  * have a tensor, its shape, and whether it is optional. Opening a file walks the tables; then every
- * tensor of the file must have been used. */
+ * tensor of the file must have been used.
+ *
+ *     row      {"attn_q.weight", "self_attn.q_proj.weight", ALL, QUERY, HIDDEN, MUST}
+ *     reading  blk.3.attn_q.weight  ─▶  model.layers.3.self_attn.q_proj.weight, [QUERY, HIDDEN]
+ *     export   model.layers.3.self_attn.q_proj.weight  ─▶  blk.3.attn_q.weight
+ *
+ * One GGUF name may have several rows, for sets of architectures that do not overlap: ffn_norm is
+ * the norm before the MLP in all of them, but Hugging Face calls it post_attention_layernorm in
+ * Llama and pre_feedforward_layernorm in Gemma. */
 #include "format/gguf/gguf_model.h"
 
 #include <stdio.h>
@@ -69,6 +77,7 @@ enum {
     MODEL_ROWS = sizeof model_rows / sizeof *model_rows
 };
 
+/* Fails with the name of a tensor. */
 static nbl_status bad_tensor(const nbl__gguf_model *m, nbl_status code, const char *name, const char *what)
 {
     return nbl__fail(m->ctx, code, "%s: tensor \"%s\": %s", m->gguf->path, name, what);
@@ -80,6 +89,7 @@ static nbl_status report_or_list(const nbl__gguf_model *m, nbl_status status)
     return nbl__problem_take(m->gguf->problems, status);
 }
 
+/* The size that an extent stands for in this model; 1 for NONE. */
 static int64_t size_of(const nbl__gguf_model *m, extent e)
 {
     switch (e) { /* every factor is below 2^31, so no product overflows */
@@ -236,6 +246,8 @@ done:
     return status;
 }
 
+/* Runs the same steps as opening, on a file of the inspection mode, and throws the result away.
+ * Without all sizes no shape can be checked, so it stops there. */
 nbl_status nbl__gguf_model_check(nbl__gguf *gguf)
 {
     nbl__gguf_model m = {.ctx = gguf->ctx, .arena = nbl__arena_make(gguf->ctx), .gguf = gguf};
@@ -268,6 +280,7 @@ void nbl__gguf_model_close(nbl__gguf_model *model)
     nbl__free(ctx, model, sizeof *model);
 }
 
+/* The weights are sorted by Hugging Face name. */
 const nbl__gguf_weight *nbl__gguf_weight_find(const nbl__gguf_model *model, const char *name)
 {
     nbl__gguf_weight wanted = {.name = name};
@@ -292,6 +305,7 @@ static void dequantize_vector(nbl_isa isa, const nbl__gguf_weight *w, nbl_dtype 
     nbl__ggml_layout layout = {"", 1, 1};
     (void)nbl__ggml_layout_of(w->tensor->type, &layout);
     if (!w->minus_one && w->heads == 0) {
+        /* nothing to undo: one call */
         nbl__ggml_dequantize(isa, w->tensor->type, w->tensor->data, w->columns, dtype, out);
         return;
     }
@@ -358,6 +372,8 @@ static bool map_row(nbl__gguf_arch arch, const row *r, const char *layer, size_t
     return true;
 }
 
+/* Finds the row of a Hugging Face name. The index of the layer is between "model.layers." and the
+ * next dot. */
 bool nbl__gguf_mapping_of(nbl__gguf_arch arch, const char *hf_name, nbl__gguf_mapping *mapping)
 {
     static const char lead[] = "model.layers.";

@@ -1,5 +1,8 @@
 /* gguf_value.c - looks up entries and tensors of an opened .gguf file by name, and reads values of
- * entries. See gguf.h. */
+ * entries. See gguf.h.
+ *
+ * Values are read from the mapped file, which need not be aligned: hence memcpy. The file is
+ * little-endian, as every supported machine. */
 #include <stdlib.h>
 
 #include "format/gguf/gguf.h"
@@ -26,6 +29,7 @@ int nbl__gguf_by_name(const void *a, const void *b)
     return strcmp((*x)->name, (*y)->name);
 }
 
+/* The look-ups are binary searches in the sorted lists of the file. */
 const nbl__gguf_entry *nbl__gguf_find(const nbl__gguf *gguf, const char *key)
 {
     nbl__gguf_entry wanted = {.key = key}, *pointer = &wanted;
@@ -42,6 +46,7 @@ const nbl__gguf_tensor *nbl__gguf_tensor_find(const nbl__gguf *gguf, const char 
     return found ? *found : NULL;
 }
 
+/* True if the entry exists and has an element i. */
 static bool has(const nbl__gguf_entry *entry, int64_t i)
 {
     return entry && i >= 0 && i < entry->count;
@@ -87,12 +92,14 @@ static bool read_integer(const nbl__gguf_entry *entry, int64_t i, uint64_t *bits
 bool nbl__gguf_integer(const nbl__gguf_entry *entry, int64_t i, int64_t *value)
 {
     uint64_t bits;
+    /* -2^63 … 2^63-1; a u64 above that does not fit */
     if (!read_integer(entry, i, &bits)) return false;
     if (entry->element == NBL_GGUF_U64 && bits > INT64_MAX) return false;
     *value = (int64_t)bits;
     return true;
 }
 
+/* A u64 or i64 beyond 2^53 is rounded to the nearest double. */
 bool nbl__gguf_number(const nbl__gguf_entry *entry, int64_t i, double *value)
 {
     uint64_t bits;

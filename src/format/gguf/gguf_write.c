@@ -1,11 +1,16 @@
 /* gguf_write.c - the .gguf writer. See gguf_write.h.
  *
  * Entries are encoded into w->entries as they are put; begin() writes header, entries and tensor
- * heads at once. */
+ * heads at once.
+ *
+ * The offsets of all tensors are known at begin(), before any data: types and shapes determine the
+ * sizes. So tensors can be written in any order by several threads, each to its own range of the
+ * file. */
 #include "format/gguf/gguf_write.h"
 
 enum { ALIGNMENT = 32, VERSION = 3 }; /* 32 is the default, so general.alignment need not be put */
 
+/* The next multiple of the alignment. */
 static uint64_t aligned(uint64_t size)
 {
     return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -57,6 +62,7 @@ void nbl__gguf_add_text(nbl__gguf_writer *w, const char *text, size_t size)
     add_text(&w->entries, text, size);
 }
 
+/* Begins an entry. The value follows. */
 static void put_key(nbl__gguf_writer *w, const char *key, nbl__gguf_type type)
 {
     add_text(&w->entries, key, strlen(key));
@@ -144,6 +150,7 @@ static void add_head(const nbl__gguf_writer *w, nbl__text *head)
     while (head->status == NBL_OK && head->size % ALIGNMENT) nbl__text_add(head, "\0", 1);
 }
 
+/* Lays out the data, then writes the head. *head is the caller's, who frees it also on an error. */
 static nbl_status begin(nbl__gguf_writer *w, const char *path, nbl__text *head)
 {
     uint64_t end = 0;

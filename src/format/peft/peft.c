@@ -4,7 +4,17 @@
  *     base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
  *     └─── prefix ────┘└──────── path ──────────┘└── ending ──┘
  *
- * A tensor without a LoRA ending is a replacement: a whole weight of the base model. */
+ * A tensor without a LoRA ending is a replacement: a whole weight of the base model.
+ *
+ * The steps of opening, each of which needs the one before it:
+ *
+ *     read_settings    adapter_config.json, then the compiled rules
+ *     read_tensors     the file's head, sorted by name
+ *     sort_tensors     each tensor to a module or a replacement; each module is checked when it is whole
+ *     check_bases      base_layer weights have a module
+ *
+ * Memory: everything is in the arena of the nbl__peft. The values of tensors stay in the mapped
+ * file. */
 #include "format/peft/peft.h"
 
 #include <stdio.h>
@@ -26,6 +36,8 @@ typedef enum part {
     PART_WEIGHT
 } part;
 
+/* PEFT's names of the parts. The order of the search does not matter: no ending is the end of
+ * another. */
 static const char *const endings[] = {
     [PART_A] = ".lora_A.weight",
     [PART_B] = ".lora_B.weight",
@@ -59,6 +71,8 @@ static const char *last_name(const char *path)
     return dot ? dot + 1 : path;
 }
 
+/* The modules whose weights PEFT saves with an adapter when their vocabulary was resized. The
+ * choice is by name, as in PEFT. */
 static bool is_embedding_name(const char *path)
 {
     return strcmp(last_name(path), "embed_tokens") == 0 || strcmp(last_name(path), "lm_head") == 0;
@@ -94,6 +108,7 @@ static nbl__peft_module *module_of(nbl__peft *p, const char *path)
     return module;
 }
 
+/* The two arrays have room for every tensor of the file, so adding cannot run out of room. */
 static nbl_status add_replacement(nbl__peft *p, const nbl__stored *t, const char *name)
 {
     p->replacements[p->replacement_count++] = (nbl__peft_replacement){name, t};
@@ -150,6 +165,7 @@ static nbl_status add_tensor(nbl__peft *p, const nbl__stored *t)
 
 /* ---- checks of one module ---- */
 
+/* Checks a shape. `second` is ignored for vectors. */
 static nbl_status check_shape(const nbl__peft *p, const nbl__stored *t, int rank, int64_t first,
                               int64_t second)
 {
@@ -187,6 +203,8 @@ static nbl_status take_rank(const nbl__peft *p, nbl__peft_module *m)
     return NBL_OK;
 }
 
+/* Checks that the settings choose the module. The other direction, a chosen module without tensors,
+ * needs the model: peft_check.c. */
 static nbl_status check_targeted(nbl__peft *p, const nbl__peft_module *m)
 {
     bool targeted = p->rules == NULL;
@@ -228,6 +246,7 @@ static nbl_status check_parts(nbl__peft *p, const nbl__peft_module *m)
     return NBL_OK;
 }
 
+/* Checks one module and sets its sizes, which come from the shapes of A and B. */
 static nbl_status check_module(nbl__peft *p, nbl__peft_module *m)
 {
     NBL_TRY(report_or_list(p, check_targeted(p, m)));
@@ -299,6 +318,8 @@ static nbl_status check_bases(const nbl__peft *p)
     return NBL_OK;
 }
 
+/* Reads adapter_config.json. In inspection mode its problems are listed, and rules are made if it
+ * could be read. */
 static nbl_status read_settings(nbl__peft *p)
 {
     char *text, *path = nbl__arena_printf(&p->arena, "%s/adapter_config.json", p->folder);
@@ -311,6 +332,8 @@ static nbl_status read_settings(nbl__peft *p)
     return nbl__peft_rules_make(p->ctx, path, &p->settings, &p->rules);
 }
 
+/* Reads the head of the safetensors file. adapter_model.bin is a pickle: reading one would run its
+ * code. */
 static nbl_status read_tensors(nbl__peft *p)
 {
     char *path = nbl__arena_printf(&p->arena, "%s/adapter_model.safetensors", p->folder);
@@ -329,6 +352,7 @@ static nbl_status read_tensors(nbl__peft *p)
     return check_bases(p);
 }
 
+/* Opens a folder. `look`: inspection mode, in which a problem is listed and reading goes on. */
 static nbl_status open_folder(nbl_context *ctx, const char *folder, bool look, nbl__peft **out)
 {
     nbl__peft *p = *out = NULL;
@@ -380,7 +404,6 @@ const nbl__peft_module *nbl__peft_find(const nbl__peft *peft, const char *path)
 
 const nbl__peft_replacement *nbl__peft_replacement_find(const nbl__peft *peft, const char *name)
 {
-    if (peft->replacement_count == 0) return NULL;
     nbl__peft_replacement wanted = {.name = name};
     if (peft->replacement_count == 0) return NULL; /* a new adapter has no list */
     return bsearch(&wanted, peft->replacements, (size_t)peft->replacement_count, sizeof wanted, by_name);

@@ -10,6 +10,7 @@
 
 #include "format/peft/peft.h"
 
+/* The state of one check. targets[i] points into the caller's list, sorted for look-ups by path. */
 typedef struct checker {
     const nbl__peft *peft;
     nbl_context *ctx;
@@ -22,6 +23,7 @@ static int by_path(const void *a, const void *b)
     return strcmp((*(const nbl__peft_target *const *)a)->path, (*(const nbl__peft_target *const *)b)->path);
 }
 
+/* The module of the model with this path; NULL: none. */
 static const nbl__peft_target *target_of(const checker *c, const char *path)
 {
     nbl__peft_target wanted = {.path = path};
@@ -43,6 +45,7 @@ static nbl_status report_or_list(const checker *c, nbl_status status)
 
 /* ---- file against model ---- */
 
+/* Checks that the adapter of a module has its kind and its sizes. */
 static nbl_status check_module(const checker *c, const nbl__peft_module *m, const nbl__peft_target *target)
 {
     if (target->kind == NBL_PEFT_OTHER)
@@ -135,6 +138,8 @@ static nbl_status check_names(const checker *c, const char *option, const nbl__p
     return NBL_OK;
 }
 
+/* The order of the checks decides which error comes first: names of the settings, modules of the
+ * file, modules of the model, replacements. */
 static nbl_status check_all(const checker *c, const nbl__peft_target *targets)
 {
     const nbl__peft *p = c->peft;

@@ -1,5 +1,9 @@
 /* peft_new.c - makes a new adapter: chooses its modules by PEFT's rules, without tensors. See
- * peft.h. */
+ * peft.h.
+ *
+ * The settings are those of a training run, so messages name its options (lora_target_modules). The
+ * order of the checks: unknown names first, then modules that cannot be adapted, then an empty
+ * choice. */
 #include <stdlib.h>
 
 #include "format/peft/peft.h"

@@ -1,11 +1,19 @@
 /* peft_rules.c - decides which modules the settings of an adapter choose, as PEFT does, option by
  * option.
  *
- *   target_modules, exclude_modules   a list: each the whole path or its last components
+ * target_modules, exclude_modules   a list: each the whole path or its last components
  *                                     a text: a regular expression for the whole path
- *   layers_to_transform               compared with the number behind a name of layers_pattern
- *   rank_pattern, alpha_pattern       the first expression that matches the path or its last components
- *   modules_to_save                   these modules and all within them are never adapted
+ * layers_to_transform               compared with the number behind a name of layers_pattern
+ * rank_pattern, alpha_pattern       the first expression that matches the path or its last
+ * components modules_to_save                   these modules and all within them are never adapted
+ *
+ * The order in which PEFT asks, and nbl__peft_targets too:
+ *
+ *     excluded (exclude_modules, modules_to_save)   no
+ *     "all-linear"                                  yes for linear layers but the head
+ *     regular expression                            yes if it matches the whole path
+ *     whole path in the list                        yes, whatever its layer
+ *     end of the path in the list                   yes if its layer is one of layers_to_transform
  *
  * Expressions are Python's and are compiled by PCRE2. A match is limited to STEP_LIMIT steps, so a
  * hostile expression costs milliseconds. */
@@ -24,6 +32,7 @@ typedef struct expression {
     pcre2_code *code;
 } expression;
 
+/* The compiled settings. All lists are parallel to those of the settings. */
 struct nbl__peft_rules {
     nbl_context *ctx;
     nbl__arena arena;
@@ -39,11 +48,12 @@ struct nbl__peft_rules {
 
 /* ---- memory for PCRE2 ----
  *
- * PCRE2 frees blocks without their sizes, which nbl__free needs. So the size is stored PREFIX bytes before each
- * block; 64 keeps the alignment. */
+ * PCRE2 frees blocks without their sizes, which nbl__free needs. So the size is stored PREFIX bytes
+ * before each block; 64 keeps the alignment. */
 
 enum { PREFIX = 64 };
 
+/* PCRE2's malloc. */
 static void *give(size_t size, void *ctx)
 {
     uint8_t *block = nbl__alloc(ctx, size + PREFIX);
@@ -52,6 +62,7 @@ static void *give(size_t size, void *ctx)
     return block + PREFIX;
 }
 
+/* PCRE2's free. */
 static void take(void *memory, void *ctx)
 {
     size_t size;
@@ -92,6 +103,7 @@ static nbl_status make_list(nbl__peft_rules *r, int64_t count, expression **list
     return *list ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
+/* Compiles the keys of rank_pattern or alpha_pattern as PEFT writes them: (.*\.)?(KEY)$. */
 static nbl_status compile_patterns(nbl__peft_rules *r, const char *option, const nbl__peft_pattern *patterns,
                                    int64_t count, expression **list)
 {
@@ -121,6 +133,8 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
+/* Copies a list in sorted order, so that a look-up is a binary search: a list may name every
+ * module. */
 static nbl_status sort_list(nbl__peft_rules *r, const nbl__peft_list *list, nbl__peft_list *sorted)
 {
     const char **names = nbl__arena_alloc(&r->arena, (size_t)list->count * sizeof *names);
@@ -131,6 +145,7 @@ static nbl_status sort_list(nbl__peft_rules *r, const nbl__peft_list *list, nbl_
     return NBL_OK;
 }
 
+/* Compiles every option of the settings. Python's `$` and `.` know one line end, "\n". */
 static nbl_status compile_all(nbl__peft_rules *r)
 {
     const nbl__peft_settings *s = r->settings;
@@ -222,6 +237,7 @@ static nbl_status match(const nbl__peft_rules *r, const expression *e, const cha
     return status;
 }
 
+/* True if the name is in the list. */
 static bool is_one_of(const nbl__peft_list *sorted, const char *name)
 {
     return bsearch(&name, sorted->names, (size_t)sorted->count, sizeof name, by_text) != NULL;

@@ -1,8 +1,19 @@
 /* peft_settings.c - reads adapter_config.json, and prints it as PEFT 0.21 does.
  *
- * The table `rows` has every key of PEFT's LoraConfig with its rule. A key that is not in the table
- * is of another version of PEFT. It is accepted if its value is null, false or empty, as the
- * default of a new option is; otherwise it is an error that names it. */
+ * The table `rows` has every key of PEFT's LoraConfig with its rule: how it is read, and what is
+ * printed. So reading and printing cannot disagree about the keys, and the output has all keys in
+ * PEFT's order.
+ *
+ * A key that is not in the table is of another version of PEFT. It is accepted if its value is
+ * null, false or empty, as the default of a new option is; otherwise it is an error that names it.
+ *
+ *     "use_dora": true           READ: read_dora sets settings->dora
+ *     "layer_replication": null  DEFAULT: nothing but null, false or empty is supported
+ *     "bias": "none"             NONE: only this text
+ *     "auto_mapping": …          ANY: says nothing about the result
+ *     "new_option": {}           not in the table: empty, so it has no effect
+ *
+ * Texts and lists point into the parsed JSON, which is in the caller's arena. */
 #include <math.h>
 #include <stdio.h>
 
@@ -28,6 +39,7 @@ static bool is_null(const nbl__json *value)
 
 /* ---- values ---- */
 
+/* A text or null (NULL). */
 static nbl_status read_text(reader *r, const nbl__json *value, const char **text)
 {
     if (is_null(value)) return *text = NULL, NBL_OK;
@@ -44,6 +56,7 @@ static nbl_status read_bool(reader *r, const nbl__json *value, bool *result)
     return NBL_OK;
 }
 
+/* A list of names or null (an empty list). An empty name would match every path. */
 static nbl_status read_list(reader *r, const nbl__json *value, nbl__peft_list *list)
 {
     *list = (nbl__peft_list){0};
@@ -60,6 +73,7 @@ static nbl_status read_list(reader *r, const nbl__json *value, nbl__peft_list *l
     return NBL_OK;
 }
 
+/* An object of numbers by pattern. The order of the keys is kept: the first match counts. */
 static nbl_status read_patterns(reader *r, const nbl__json *value, const nbl__peft_pattern **patterns,
                                 int64_t *count)
 {
@@ -77,7 +91,7 @@ static nbl_status read_patterns(reader *r, const nbl__json *value, const nbl__pe
     return NBL_OK;
 }
 
-/* ---- keys that are read ---- */
+/* ---- keys that are read: one function per row of the table ---- */
 
 static nbl_status read_r(reader *r, const nbl__json *value)
 {
@@ -93,6 +107,7 @@ static nbl_status read_alpha(reader *r, const nbl__json *value)
     return NBL_OK;
 }
 
+/* The probability of LoRA's dropout, in training. */
 static nbl_status read_dropout(reader *r, const nbl__json *value)
 {
     double p = 0;
@@ -112,6 +127,7 @@ static nbl_status read_revision(reader *r, const nbl__json *value)
     return read_text(r, value, &r->settings->revision);
 }
 
+/* The task decides how the model is built. A text model for generation has CAUSAL_LM, or null. */
 static nbl_status read_task(reader *r, const nbl__json *value)
 {
     NBL_TRY(read_text(r, value, &r->settings->task_type));
@@ -136,6 +152,7 @@ static nbl_status read_lora_bias(reader *r, const nbl__json *value)
     return read_bool(r, value, &r->settings->lora_bias);
 }
 
+/* A text is a regular expression, anything else a list of names. */
 static nbl_status read_choice(reader *r, const nbl__json *value, nbl__peft_choice *choice)
 {
     if (value->type != NBL_JSON_STRING) return read_list(r, value, &choice->list);
@@ -173,6 +190,7 @@ static nbl_status read_exclude(reader *r, const nbl__json *value)
     return NBL_OK;
 }
 
+/* One layer or a list of layers. An empty list counts as null: all layers. */
 static nbl_status read_layers(reader *r, const nbl__json *value)
 {
     const nbl__json *items = value->type == NBL_JSON_ARRAY ? value->items : value;
@@ -188,6 +206,7 @@ static nbl_status read_layers(reader *r, const nbl__json *value)
     return NBL_OK;
 }
 
+/* One name or a list of names. */
 static nbl_status read_layers_pattern(reader *r, const nbl__json *value)
 {
     if (value->type != NBL_JSON_STRING) return read_list(r, value, &r->settings->layers_pattern);
@@ -311,6 +330,7 @@ static bool is_unset(const nbl__json *value)
     return is_null(value) || value->type == NBL_JSON_FALSE || (holds && value->count == 0);
 }
 
+/* Fails for an option that changes the result and is not supported. Shows its value. */
 static nbl_status refuse(reader *r, const nbl__json *value)
 {
     char shown[64] = "set";
@@ -320,6 +340,7 @@ static nbl_status refuse(reader *r, const nbl__json *value)
                      "%s: the option \"%s\" is %s, which is not supported", r->where, value->key, shown);
 }
 
+/* Reads one key of the file by the rule of its row. */
 static nbl_status read_key(reader *r, const nbl__json *value)
 {
     const struct key_row *row = NULL;
@@ -357,6 +378,7 @@ static nbl_status check(reader *r, nbl__problems *problems)
     return NBL_OK;
 }
 
+/* LoRA is the only method that is known here. Others have the same file name and other keys. */
 static nbl_status check_type(reader *r)
 {
     const char *type = r->settings->type;
@@ -388,6 +410,7 @@ nbl_status nbl__peft_settings_read(nbl__arena *arena, const char *where, const c
 
 /* ---- printing ---- */
 
+/* A text, or null. */
 static void print_text(nbl__text *out, const char *text)
 {
     if (text) nbl__text_json_ascii(out, text);
@@ -406,6 +429,8 @@ static void print_number(nbl__text *out, double value)
     else nbl__text_real(out, value);
 }
 
+/* Python's json.dumps with indent=2: an item per line. An empty list is null, as the settings do not
+ * tell the two apart. */
 static void print_list(nbl__text *out, const nbl__peft_list *list)
 {
     if (list->count == 0) {

@@ -1,12 +1,16 @@
 /* peft_write.c - writes adapter_config.json and adapter_model.safetensors as PEFT 0.21 does. See
  * peft.h.
  *
- * All tensors are one group of one file. They are written one by one from the caller's memory. */
+ *     declare each tensor ─▶ layout ─▶ open the folder ─▶ config ─▶ tensors ─▶ commit
+ *
+ * All tensors are one group of one file. They are written one by one from the caller's memory. The
+ * layout comes first, because a safetensors file begins with the offsets of all tensors. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "format/peft/peft.h"
 
+/* One write. tensors[n] is the tensor that the writer knows as number n. */
 typedef struct plan {
     nbl_context *ctx;
     nbl__arena arena;
@@ -16,6 +20,8 @@ typedef struct plan {
     int64_t count;
 } plan;
 
+/* Declares one tensor under PEFT's name. Numbers are given out in order, so p->tensors has no
+ * gaps. */
 static nbl_status declare(plan *p, const char *path, const char *ending, const nbl_tensor *tensor)
 {
     int64_t number = 0;
@@ -28,6 +34,7 @@ static nbl_status declare(plan *p, const char *path, const char *ending, const n
     return NBL_OK;
 }
 
+/* Declares A, B and the optional parts of each module, then the replacements. */
 static nbl_status declare_all(plan *p)
 {
     const nbl__peft_description *d = p->description;
@@ -81,6 +88,7 @@ static nbl_status put_tensors(plan *p, nbl__output *output)
     return nbl__writer_finish(p->writer, output, &written);
 }
 
+/* All that can fail without a file: declares the tensors and computes the size of the output. */
 static nbl_status prepare(plan *p, uint64_t *bytes)
 {
     int files = 0;

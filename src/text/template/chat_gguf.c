@@ -2,13 +2,16 @@
  *
  *     tokenizer.chat_template         the template "default"
  *     tokenizer.chat_template.NAME    the template NAME
- *     tokenizer.ggml.…_token_id       ids of special tokens; the texts are in
- * tokenizer.ggml.tokens */
+ *     tokenizer.ggml.…_token_id       ids of special tokens
+ *     tokenizer.ggml.tokens           their texts
+ *
+ * All texts are copied into the template's arena, because the file is closed afterwards. */
 #include "format/gguf/gguf.h"
 #include "text/template/chat_template.h"
 
 #define TEMPLATE "tokenizer.chat_template"
 
+/* Copies a text into the template's arena. */
 static nbl_status keep(nbl_chat_template *t, const char *text, size_t size, nbl_string *kept)
 {
     char *copy = nbl__arena_alloc(&t->arena, size + 1);
@@ -19,6 +22,7 @@ static nbl_status keep(nbl_chat_template *t, const char *text, size_t size, nbl_
     return NBL_OK;
 }
 
+/* Adds the template of every key that begins with tokenizer.chat_template. */
 static nbl_status add_templates(nbl_chat_template *t, const nbl__gguf *gguf)
 {
     size_t prefix = strlen(TEMPLATE);

@@ -89,6 +89,7 @@ static nbl_status keep(nbl_chat_template *t, const tpl_string *s, nbl_string *ke
     return NBL_OK;
 }
 
+/* The member of an object; NULL: there is none, or the value is no object. */
 static const tpl_value *member(tpl_value object, const char *key)
 {
     tpl_entry *entry = object.type == TPL_DICT ? nbl__tpl_dict_get(object.dict, key, strlen(key)) : NULL;
@@ -188,6 +189,8 @@ static nbl_status add_folder(nbl_chat_template *t)
     return status;
 }
 
+/* Reads the files in transformers' order. A template that was found in one of them ends the
+ * search. */
 static nbl_status read_model(nbl_chat_template *t, tpl_vm *vm)
 {
     const char *path, *file = nbl__arena_printf(&t->arena, "%s/chat_template.jinja", t->model);

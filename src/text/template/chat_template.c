@@ -1,9 +1,16 @@
 /* chat_template.c - renders a chat: chooses the template, sets the variables that transformers
  * sets, runs the template, and reports errors.
  *
+ *     nbl_chat (JSON texts) ─take_chat▶ values ─make_context▶ variables
+ *     sources ─choose_source▶ source ─parse_source▶ program (kept for later renderings)
+ *     program + variables ─run▶ text, spans  ─finish▶ nbl_rendering
+ *
  * A rendering is a `job`. It has its own virtual machine (tpl_vm) with its own arena, which is
  * freed with the job. Only the text, the spans or the error are copied out. Errors in a template
- * begin with FILE:LINE:COLUMN. */
+ * begin with FILE:LINE:COLUMN.
+ *
+ * Threads: rendering parses a source at its first use, so one template is used by one thread at a
+ * time. */
 #include "text/template/chat_template.h"
 
 #include <stdio.h>
@@ -14,6 +21,7 @@
 
 /* ---- open and close ---- */
 
+/* Makes a template without sources. */
 static nbl_status new_template(nbl_context *ctx, nbl_chat_template **result)
 {
     nbl_chat_template *t;
@@ -56,6 +64,8 @@ static nbl_status read_adapter(nbl_chat_template *t, const char *adapter, bool t
     return NBL_OK;
 }
 
+/* Reads the model's templates and tokens, then the adapter's. A `file` replaces all templates: an
+ * existing file, or the name of a built-in template. */
 static nbl_status open_template(nbl_chat_template *t, const char *model, const char *adapter,
                                 const char *file)
 {
@@ -116,6 +126,7 @@ nbl_status nbl_chat_template_parse(nbl_context *ctx, const char *name, nbl_strin
 
 /* ---- one rendering ---- */
 
+/* One rendering, from the request to the result. */
 typedef struct job {
     nbl_chat_template *t;
     tpl_vm vm;
@@ -186,6 +197,7 @@ static nbl_status set_variable(job *j, tpl_value name, tpl_value value)
     return nbl__tpl_dict_set(&j->vm, j->variables, name, value);
 }
 
+/* Sets a variable of the template. */
 static nbl_status put(job *j, const char *name, tpl_value value)
 {
     tpl_value key;
@@ -255,6 +267,8 @@ static nbl_status choose_source(job *j, nbl__chat_source **source)
                           t->model ? t->model : "");
 }
 
+/* Chooses, parses and runs the template. From here on an error has the position in the template's
+ * file. */
 static nbl_status run_job(job *j)
 {
     nbl__chat_source *source;
@@ -303,6 +317,7 @@ static void location_of(const job *j, char *location, size_t size)
     if (j->file) snprintf(location, size, "%s:%d:%d: ", j->file, j->vm.line, j->vm.column);
 }
 
+/* Keeps the error's text: the whole message of raise_exception, or the machine's own. */
 static nbl_status keep_error(const job *j, nbl_rendering *r)
 {
     char location[600];
@@ -315,6 +330,7 @@ static nbl_status keep_error(const job *j, nbl_rendering *r)
     return NBL_OK;
 }
 
+/* Copies the text and the spans of {% generation %} out of the machine. */
 static nbl_status keep_text(const job *j, nbl_rendering *r)
 {
     NBL_TRY(NBL_ALLOC(r->ctx, r->text, j->vm.text.size + 1));
@@ -350,6 +366,7 @@ static nbl_status finish(job *j, nbl_status status, bool errors, nbl_rendering *
     return status;
 }
 
+/* Makes a job with an empty machine. */
 static nbl_status new_job(nbl_chat_template *t, job **j)
 {
     NBL_TRY(NBL_ALLOC(t->ctx, *j, 1));
@@ -369,6 +386,7 @@ static void free_job(job *j)
 
 /* ---- requests ---- */
 
+/* Reads the JSON of a request. A variable whose value is not JSON is a text: --set name=Anna. */
 static nbl_status take_chat(job *j, const nbl_chat *chat)
 {
     tpl_vm *vm = &j->vm;
@@ -441,6 +459,8 @@ static nbl_status take_line(job *j, tpl_value line)
     return NBL_OK;
 }
 
+/* A line that is no JSON object fails; everything that is wrong inside it becomes an error in its
+ * rendering. */
 nbl_status nbl_chat_template_render_line(nbl_chat_template *t, const char *where, nbl_string line,
                                          nbl_rendering **rendering)
 {

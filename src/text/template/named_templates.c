@@ -1,7 +1,11 @@
 /* named_templates.c - the texts of the named templates; see named_templates.h.
  *
  * The templates are put together from macros and string literals. There is no white space between
- * tags, or '-' strips it. So a template prints only the texts that stand in it. */
+ * tags, or '-' strips it. So a template prints only the texts that stand in it.
+ *
+ *     chatml = EACH "{{ '<|im_start|>' + … }}" END ANSWER_NEXT("'<|im_start|>assistant\\n'")
+ *       ─▶ {%- for message in messages -%}{{ … }}{%- endfor -%}
+ *          {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%} */
 #include "text/template/named_templates.h"
 
 /* Sets the template's variable `said`: the content of a message as one text. Content may be a list
@@ -9,8 +13,10 @@
 #define SAID                                                                                                 \
     "{%- set said = message.content if message.content is string else message.content | default([], true)"   \
     " | selectattr('text', 'defined') | map(attribute='text') | join('') -%}"
+/* A loop over the messages. */
 #define EACH "{%- for message in messages -%}"
 #define END "{%- endfor -%}"
+/* What opens the model's answer; `text` is an expression of Jinja. */
 #define ANSWER_NEXT(text) "{%- if add_generation_prompt -%}{{ " text " }}{%- endif -%}"
 #define BOS "{{ bos_token }}"
 

@@ -31,6 +31,8 @@ void nbl__added_close(nbl__added_tokens *a)
     nbl__vocab_close(&a->vocab);
 }
 
+/* Adds a token. A text that the model's vocabulary has takes its id; others get ids behind the
+ * vocabulary. */
 void nbl__added_add(nbl__added_tokens *a, const nbl__model *model, const nbl__added_token *token,
                     int32_t *next_id)
 {
@@ -148,6 +150,8 @@ static nbl_status add_piece(nbl_context *ctx, nbl__pieces *pieces, size_t begin,
     return begin == end ? NBL_OK : nbl__pieces_add(ctx, pieces, (nbl__piece){begin, end - begin, kept, id});
 }
 
+/* Covers the text with pieces: matches, which have the id of their token, and what is between them
+ * (-1). */
 nbl_status nbl__added_split(const nbl__added_tokens *a, bool normalized, const char *text, size_t size,
                             size_t origin, nbl__pieces *pieces)
 {

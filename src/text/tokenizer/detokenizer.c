@@ -1,5 +1,11 @@
 /* detokenizer.c - the steps of a detokenizer; see detokenizer.h.
  *
+ *     tokens "ĠHello" "," "Ġworld"  ──ByteLevel──▶  " Hello, world"
+ *     tokens "▁Hi" "<0xE2>" "<0x82>" "<0xAC>"  ──Replace, ByteFallback, Fuse, Strip──▶  "Hi€"
+ *
+ * A step reads the tokens of text[now] and writes those of text[!now]; then `now` changes. Most
+ * steps look at one token at a time (run_token); ByteLevel, ByteFallback and Fuse look at all.
+ *
  * Invariant: the texts between two steps are valid UTF-8. Two steps produce raw bytes, ByteLevel
  * and ByteFallback. Both replace invalid sequences by U+FFFD before they end. */
 #include "text/tokenizer/detokenizer.h"
@@ -22,6 +28,7 @@ static nbl__bytes *out(nbl__detokenize_scratch *s)
     return &s->text[!s->now];
 }
 
+/* Appends to the token that is being written. */
 static nbl_status put(nbl__detokenize_scratch *s, const char *text, size_t size)
 {
     return nbl__bytes_add(s->ctx, out(s), text, size);
@@ -179,6 +186,7 @@ static nbl_status metaspace(const nbl__decoder *step, nbl__detokenize_scratch *s
     return NBL_OK;
 }
 
+/* Replace: the matches of a pattern become `content`. */
 static nbl_status replace_matches(const nbl__decoder *step, nbl__detokenize_scratch *s, const char *text,
                                   size_t size)
 {
@@ -197,6 +205,7 @@ static nbl_status replace_matches(const nbl__decoder *step, nbl__detokenize_scra
     return put(s, text + last, size - last);
 }
 
+/* Strip: removes up to `start` and `stop` of one character at the ends. */
 static nbl_status strip(const nbl__decoder *step, nbl__detokenize_scratch *s, const char *text, size_t size)
 {
     size_t begin = 0, end = size;

@@ -84,6 +84,7 @@ static nbl_status map_char(nbl__normalizer_kind kind, uint32_t c, bool first, nb
     }
 }
 
+/* Runs a step on all characters of a text. */
 static nbl_status map_all(nbl__normalizer_kind kind, const nbl__normal *in, nbl__sink *out)
 {
     for (size_t at = 0; at < in->size;) {
@@ -109,6 +110,7 @@ static nbl_status copy(const nbl__normal *in, size_t begin, size_t end, nbl__sin
     return NBL_OK;
 }
 
+/* Removes white space at the ends. */
 static nbl_status strip(const nbl__normalizer *step, const nbl__normal *in, nbl__sink *out)
 {
     size_t begin = 0, end = in->size;
@@ -136,6 +138,7 @@ static nbl_status check_growth(const nbl__normal *in, const nbl__sink *out)
     return NBL_OK;
 }
 
+/* Replaces the matches of a pattern. */
 static nbl_status replace(const nbl__normalizer *step, nbl__normalizer_scratch *s, const nbl__normal *in,
                           nbl__sink *out)
 {
@@ -158,6 +161,7 @@ static nbl_status replace(const nbl__normalizer *step, nbl__normalizer_scratch *
     return copy(in, last, in->size, out);
 }
 
+/* Puts a text in front. An empty text stays empty. */
 static nbl_status prepend(const nbl__normalizer *step, const nbl__normal *in, nbl__sink *out)
 {
     if (in->size == 0) return NBL_OK;
@@ -166,6 +170,7 @@ static nbl_status prepend(const nbl__normalizer *step, const nbl__normal *in, nb
     return copy(in, 0, in->size, out);
 }
 
+/* Every byte becomes the character that stands for it. */
 static nbl_status byte_level(const nbl__normal *in, nbl__sink *out)
 {
     for (size_t i = 0; i < in->size; i++)
@@ -190,6 +195,8 @@ static nbl_status run_step(const nbl__normalizer *step, nbl__normalizer_scratch 
     }
 }
 
+/* The steps write into two buffers in turn. The result is in one of them, or is the input itself if
+ * there is no step. */
 nbl_status nbl__normalize(const nbl__normalizer *steps, int count, nbl__normalizer_scratch *s,
                           nbl__normal *text)
 {

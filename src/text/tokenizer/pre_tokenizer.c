@@ -1,9 +1,17 @@
 /* pre_tokenizer.c - runs the steps of a pre-tokenizer; see pre_tokenizer.h.
  *
  * A step visits all pieces that are not added tokens. There are three kinds of steps:
- *   - Split, Characters, Words: find the matches in a piece, then cut by one of five behaviours.
- *   - FixedLength: cuts by counting characters.
- *   - Metaspace, ByteLevel: write new text into text[!now], and cut it. */
+ * * Split, Characters, Words: find the matches in a piece, then cut by one of five behaviours.
+ * * FixedLength: cuts by counting characters.
+ * * Metaspace, ByteLevel: write new text into text[!now], and cut it.
+ *
+ * The five behaviours, for the text "a-b" with the delimiter "-":
+ *
+ *     Removed              a | b
+ *     Isolated             a | - | b
+ *     MergedWithPrevious   a- | b
+ *     MergedWithNext       a | -b
+ *     Contiguous           as Isolated, but "--" is one piece */
 #include "text/tokenizer/pre_tokenizer.h"
 
 #include "text/chars.h"
@@ -28,6 +36,8 @@ static nbl_status add_match(nbl__pre_scratch *s, size_t begin, size_t end, bool 
     return nbl__pieces_add(s->ctx, &s->matches, (nbl__piece){begin, end - begin, 0, delimiter});
 }
 
+/* The matches of a regex, and the text between them. `invert` exchanges delimiters and text, as
+ * upstream's Split does. */
 static nbl_status match_regex(nbl__pre_scratch *s, const nbl__regex *regex, bool invert, const char *text,
                               size_t size)
 {
@@ -46,6 +56,7 @@ static nbl_status match_regex(nbl__pre_scratch *s, const nbl__regex *regex, bool
     return last != size ? add_match(s, last, size, invert) : NBL_OK;
 }
 
+/* True if a character is a delimiter of the step. */
 static bool has_property(const nbl__pre_tokenizer *step, uint32_t c)
 {
     switch (step->property) {
@@ -57,6 +68,7 @@ static bool has_property(const nbl__pre_tokenizer *step, uint32_t c)
     return c == step->character;
 }
 
+/* Each character with the property is a delimiter of its own. */
 static nbl_status match_characters(nbl__pre_scratch *s, const nbl__pre_tokenizer *step, const char *text,
                                    size_t size)
 {
@@ -139,6 +151,7 @@ static nbl_status cut(nbl__pre_scratch *s, const nbl__piece *piece, nbl__behavio
 
 /* ---- steps ---- */
 
+/* Cuts one piece: finds the matches, then applies the behaviour. */
 static nbl_status split_piece(const nbl__pre_tokenizer *step, nbl__pre_scratch *s, const nbl__piece *piece)
 {
     const char *text = s->text[s->now].data + piece->begin;
@@ -232,6 +245,7 @@ static nbl_status rewrite_byte_level(const nbl__pre_tokenizer *step, nbl__pre_sc
     return NBL_OK;
 }
 
+/* Runs a step that writes new text on one piece. */
 static nbl_status run_rewriting(const nbl__pre_tokenizer *step, nbl__pre_scratch *s, nbl__piece piece)
 {
     if (step->kind == NBL_PRE_BYTE_LEVEL) return rewrite_byte_level(step, s, &piece);
@@ -243,6 +257,7 @@ static nbl_status run_rewriting(const nbl__pre_tokenizer *step, nbl__pre_scratch
     return cut(s, &piece, NBL_BEHAVIOR_MERGED_WITH_NEXT);
 }
 
+/* Runs one step on all pieces. Then `now` is the side with the result. */
 static nbl_status run_step(const nbl__pre_tokenizer *step, nbl__pre_scratch *s)
 {
     bool rewrites = step->kind == NBL_PRE_METASPACE || step->kind == NBL_PRE_BYTE_LEVEL;

@@ -1,8 +1,21 @@
 /* tokenizer.c - opens a tokenizer and turns text into ids. detokenize.c turns ids into text.
  *
+ *     "Hi <|im_end|> you"
+ *       added tokens       "Hi ", <|im_end|>, " you"           added_tokens.c
+ *       normalizer         "Hi ", <|im_end|>, " you"           normalizer.c
+ *       pre-tokenizer      "Hi", "Ġ", <|im_end|>, "Ġyou"       pre_tokenizer.c
+ *       model              the ids of each piece              vocab_*.c
+ *       truncation, frame, padding                             this file
+ *
+ * A piece is a span of text, or an added token whose id is known. Every step maps a list of pieces
+ * to another, and leaves added tokens alone.
+ *
  * A batch is encoded in parallel, one text per work item. Each list of ids is allocated on its own
  * and belongs to the caller (nbl_ids_free). Padding comes last, because it depends on the longest
- * list. */
+ * list.
+ *
+ * Threads: a tokenizer has one worker (scratch memory) per thread of its context. One call at a
+ * time may use it. */
 #include "text/tokenizer/tokenizer.h"
 
 #include "base/file/file.h"
@@ -14,6 +27,7 @@ enum { LARGEST_FILE = 256 << 20 }; /* bytes of a tokenizer.json */
 
 /* ---- open and close ---- */
 
+/* Gives a regex to the tokenizer, which frees it. On an error it is freed at once. */
 nbl_status nbl__tokenizer_keep(nbl_tokenizer *t, nbl__regex *regex)
 {
     if (t->regex_count == t->regex_room) {
@@ -50,6 +64,8 @@ static void close_worker(nbl_context *ctx, nbl__worker *w)
     nbl__ids_free(ctx, &w->ids);
 }
 
+/* Reads a tokenizer.json. The tokenizer keeps nothing of the text, only what the parser has
+ * copied. */
 static nbl_status read_json_file(nbl_tokenizer *t, const char *path)
 {
     char *text;
@@ -92,6 +108,7 @@ static nbl_status fill(nbl_tokenizer *t, const char *path)
     return gguf ? nbl__tokenizer_read_gguf(t, path) : read_json_file(t, path);
 }
 
+/* Makes a tokenizer without parts. Everything in it can be closed from here on. */
 static nbl_tokenizer *create(nbl_context *ctx)
 {
     nbl_tokenizer *t = nbl__alloc(ctx, sizeof *t);
@@ -183,6 +200,7 @@ static nbl_status cut_text(const nbl_tokenizer *t, nbl__worker *w, const char *t
     return nbl__pre_tokenize(t->pre_tokenizers, t->pre_tokenizer_count, &w->pre);
 }
 
+/* Encodes one text without frame and truncation. The ids are in w->ids. */
 nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *t, nbl__worker *w, const char *text, size_t size)
 {
     NBL_TRY(nbl__bytes_reserve(t->ctx, &w->pre.text[0], size + 1));
@@ -269,6 +287,7 @@ static nbl_status pad_list(const nbl_tokenizer *t, nbl_ids *list, uint64_t lengt
     return NBL_OK;
 }
 
+/* Pads all lists to one length, if the part "padding" is there and limits are on. */
 static nbl_status pad_all(const nbl_tokenizer *t, int64_t count, nbl_ids *lists)
 {
     int64_t longest = 0;
@@ -304,6 +323,7 @@ typedef struct batch {
  * parallel part. Only the calling thread can call the progress function, and so stop early. */
 enum { LONG_TEXT = 1 << 20 };
 
+/* Thread task: encodes one text. */
 static nbl_status encode_item(void *argument, int64_t item, int worker)
 {
     const batch *b = argument;
@@ -313,6 +333,7 @@ static nbl_status encode_item(void *argument, int64_t item, int worker)
     return status;
 }
 
+/* On an error no list is left: the caller has nothing to free. */
 nbl_status nbl_tokenizer_encode_batch(nbl_tokenizer *t, int64_t count, const nbl_string *texts, bool special,
                                       nbl_ids *lists)
 {

@@ -110,6 +110,7 @@ bool nbl__json_id(const nbl__json *value, int32_t *id)
 
 /* ---- sequences ---- */
 
+/* True for {"type": "Sequence", …}. */
 static bool is_sequence(const nbl__json *value)
 {
     const char *type = nbl__json_text(value, "type");

@@ -11,6 +11,8 @@ enum { MAX_PARTS = 256, MAX_ITEMS = 1 << 16 }; /* sequences; ids of one sequence
 
 /* ---- added tokens ---- */
 
+/* Reads one added token. Its text is normalized here, once, if it is searched in normalized
+ * text. */
 static nbl_status read_added_token(nbl__reader *r, nbl__worker *worker, const nbl__json *value,
                                    int32_t *next_id)
 {
@@ -61,6 +63,7 @@ nbl_status nbl__read_added_tokens(nbl__reader *r, const nbl__json *value)
 
 /* ---- truncation and padding ---- */
 
+/* Reads the side on which ids are cut off or padding is added. */
 static nbl_status read_side(nbl__reader *r, const char *part, const nbl__json *value, nbl__need need,
                             nbl__side *side)
 {
@@ -180,6 +183,8 @@ static nbl_status read_special(processing *p, const nbl__json *tokens, const cha
     return NBL_OK;
 }
 
+/* Adds the ids of a special token, unless the frame is the one without special tokens. They are
+ * counted in any case, because truncation leaves room for them. */
 static nbl_status add_special(processing *p, const nbl__json *ids)
 {
     p->added += (uint64_t)ids->count;
@@ -221,6 +226,7 @@ static nbl_status read_template(processing *p, const nbl__json *value, const cha
     return NBL_OK;
 }
 
+/* TemplateProcessing: "single" builds the result from the one sequence, "pair" from two. */
 static nbl_status run_template(processing *p, const nbl__json *value)
 {
     nbl__reader *r = p->reader;
@@ -272,6 +278,7 @@ static nbl_status run_classic(processing *p, const nbl__json *value, bool robert
     return NBL_OK;
 }
 
+/* Runs one post-processor, or a sequence of them. */
 static nbl_status run_processor(processing *p, const nbl__json *value, int depth)
 {
     nbl__reader *r = p->reader;

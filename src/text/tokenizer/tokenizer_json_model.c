@@ -41,6 +41,7 @@ static nbl_status read_vocab(nbl__reader *r, const nbl__json *model)
     return NBL_OK;
 }
 
+/* Reads unk_token. A text that is not in the vocabulary is an error only when it is needed. */
 static nbl_status read_unknown(nbl__reader *r, const nbl__json *model, nbl__need need)
 {
     nbl__model *m = &r->tokenizer->model;
@@ -54,6 +55,7 @@ static nbl_status read_unknown(nbl__reader *r, const nbl__json *model, nbl__need
 
 /* ---- BPE ---- */
 
+/* Fails for a merge whose parts or result are no tokens. */
 static nbl_status merge_missing(nbl__reader *r, int64_t index, const char *text, size_t size)
 {
     return nbl__fail(r->ctx, NBL_ERROR_FORMAT,
@@ -105,6 +107,7 @@ static nbl_status read_merge(nbl__reader *r, const nbl__json *item, int64_t inde
     return NBL_OK;
 }
 
+/* Reads the merges. The rank of a merge is its index; a lower rank merges first. */
 static nbl_status read_merges(nbl__reader *r, const nbl__json *model)
 {
     const nbl__json *merges;
@@ -132,6 +135,7 @@ static nbl_status read_merges(nbl__reader *r, const nbl__json *model)
     return status;
 }
 
+/* Reads BPE. Dropout is a trick of training: with it two encodings of one text would differ. */
 static nbl_status read_bpe(nbl__reader *r, const nbl__json *model)
 {
     nbl__model *m = &r->tokenizer->model;
@@ -156,6 +160,7 @@ static nbl_status read_bpe(nbl__reader *r, const nbl__json *model)
 
 /* ---- Unigram ---- */
 
+/* Reads Unigram: a list of [text, score]; the id is the index. */
 static nbl_status read_unigram(nbl__reader *r, const nbl__json *model)
 {
     nbl__model *m = &r->tokenizer->model;
@@ -191,6 +196,7 @@ static nbl_status read_unigram(nbl__reader *r, const nbl__json *model)
 
 /* ---- WordPiece and WordLevel ---- */
 
+/* Reads WordPiece. */
 static nbl_status read_wordpiece(nbl__reader *r, const nbl__json *model)
 {
     nbl__model *m = &r->tokenizer->model;
@@ -210,6 +216,7 @@ static nbl_status read_wordpiece(nbl__reader *r, const nbl__json *model)
     return NBL_OK;
 }
 
+/* Reads WordLevel. */
 static nbl_status read_wordlevel(nbl__reader *r, const nbl__json *model)
 {
     r->tokenizer->model.kind = NBL_MODEL_WORDLEVEL;

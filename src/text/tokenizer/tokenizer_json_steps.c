@@ -1,11 +1,18 @@
 /* tokenizer_json_steps.c - reads the parts "normalizer", "pre_tokenizer" and "decoder" of
  * tokenizer.json.
  *
+ *     "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}
+ *         ─▶ normalizers = [{.kind = NFC}, {.kind = LOWERCASE}]
+ *
  * Each part is one step or a sequence of steps. Nested sequences are flattened into one array per
  * part, which the tokenizer's arena owns. The array is allocated for the upper bound of
- * nbl__count_steps. */
+ * nbl__count_steps.
+ *
+ * Options and their defaults are those of upstream's serde structs: an option that upstream
+ * requires is required here, and one that it ignores is checked and dropped. */
 #include "text/tokenizer/tokenizer.h"
 
+/* Fails for a step that is of a later version, or of no version. */
 static nbl_status unknown_type(nbl__reader *r, const char *part, const char *type)
 {
     return nbl__fail(r->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s: the type \"%s\" is not known", r->where, part,
@@ -52,6 +59,7 @@ static nbl_status read_bert(nbl__reader *r, const char *part, const nbl__json *v
     return NBL_OK;
 }
 
+/* Reads one step of the normalizer. BertNormalizer is several. */
 static nbl_status read_normalizer_step(nbl__reader *r, const nbl__json *value)
 {
     static const char part[] = "normalizer";
@@ -110,6 +118,7 @@ nbl_status nbl__read_normalizer(nbl__reader *r, const nbl__json *value)
 
 /* ---- pre_tokenizer ---- */
 
+/* Reads how a Split treats its matches. The order of the names is that of nbl__behavior. */
 static nbl_status read_behavior(nbl__reader *r, const nbl__json *value, nbl__need need,
                                 nbl__behavior *behavior)
 {
@@ -148,6 +157,7 @@ static nbl_status read_metaspace(nbl__reader *r, const char *part, const nbl__js
     return NBL_OK;
 }
 
+/* Reads ByteLevel. With use_regex it first cuts by GPT-2's pattern. */
 static nbl_status read_byte_level(nbl__reader *r, const char *part, const nbl__json *value,
                                   nbl__pre_tokenizer *step)
 {
@@ -167,6 +177,8 @@ static void add_pre_tokenizer(nbl__reader *r, nbl__pre_tokenizer step)
     r->tokenizer->pre_tokenizers[r->tokenizer->pre_tokenizer_count++] = step;
 }
 
+/* Reads one step of the pre-tokenizer. Four of upstream's types are one kind here, which differs in
+ * the property of characters that it looks for. */
 static nbl_status read_pre_tokenizer_step(nbl__reader *r, const nbl__json *value)
 {
     static const char part[] = "pre_tokenizer";
@@ -231,6 +243,7 @@ nbl_status nbl__read_pre_tokenizer(nbl__reader *r, const nbl__json *value)
 
 /* ---- decoder ---- */
 
+/* Reads one step of the decoder: token texts to text. */
 static nbl_status read_detokenizer_step(nbl__reader *r, const nbl__json *value)
 {
     static const char part[] = "decoder";

@@ -1,5 +1,8 @@
 /* regex.c - compiles patterns and matches them with PCRE2; see regex.h.
  *
+ *     pattern (Ruby syntax) ──regex_translate.c──▶ pattern (PCRE2) ──compile──▶ nbl__regex
+ *     text ──stand-ins for new characters──▶ subject ──search──▶ matches, as byte offsets
+ *
  * Neither patterns nor texts are trusted: a match that needs more than MATCH_LIMIT steps is an
  * error. PCRE2's JIT code runs on its own stack of up to MAX_JIT_STACK bytes. If that is too small,
  * the same match runs in PCRE2's interpreter.
@@ -34,6 +37,7 @@ typedef union header {
     max_align_t align;
 } header;
 
+/* PCRE2's malloc, by way of the context's allocator. */
 static void *take(PCRE2_SIZE size, void *user)
 {
     header *memory = size > SIZE_MAX / 2 ? NULL : nbl__alloc(user, size + sizeof *memory);
@@ -42,6 +46,7 @@ static void *take(PCRE2_SIZE size, void *user)
     return memory + 1;
 }
 
+/* PCRE2's free. */
 static void give(void *memory, void *user)
 {
     if (memory == NULL) return;
@@ -49,12 +54,15 @@ static void give(void *memory, void *user)
     nbl__free(user, begin, begin->size);
 }
 
-/* take and give are PCRE2's malloc and free, by way of the context's allocator. */
+/* PCRE2 does not say why it has no memory; the failed allocation was made by take(). */
 static nbl_status out_of_memory(nbl_context *ctx, const char *where)
 {
     return nbl__fail(ctx, NBL_ERROR_MEMORY, "%s: out of memory for a regular expression", where);
 }
 
+/* Compiles a translated pattern. The options give Oniguruma's view of text: UTF-8, Unicode
+ * properties for \d and the like, ^ and $ at every line, and "\n" as the only line end. \C, which
+ * matches a lone byte, is forbidden: it could split a character. */
 static nbl_status compile(nbl_context *ctx, nbl__regex *regex, const char *pattern, size_t size)
 {
     regex->general = pcre2_general_context_create(take, give, ctx);
@@ -97,6 +105,7 @@ nbl_status nbl__regex_is_script(nbl_context *ctx, const char *where, const char 
     return lacks_memory ? out_of_memory(ctx, where) : NBL_OK;
 }
 
+/* Makes a regex of a pattern in PCRE2's syntax. */
 static nbl_status make(nbl_context *ctx, const char *where, const char *pattern, size_t size,
                        nbl__regex **regex)
 {
@@ -125,6 +134,9 @@ nbl_status nbl__regex_compile(nbl_context *ctx, const char *where, const char *p
     return status;
 }
 
+/* All ASCII characters but letters, digits, blanks and control characters are quoted by a
+ * backslash. Quoting is always allowed for these. A literal compares characters, so it must see the
+ * text itself. */
 nbl_status nbl__regex_literal(nbl_context *ctx, const char *where, const char *text, size_t size,
                               nbl__regex **regex)
 {
@@ -162,6 +174,8 @@ void nbl__matcher_free(nbl__matcher *m)
     *m = (nbl__matcher){.ctx = m->ctx};
 }
 
+/* Allocates PCRE2's objects at the first match. After a failure the next call goes on where it
+ * stopped. */
 static nbl_status prepare(nbl__matcher *m)
 {
     if (m->match) return NBL_OK;
@@ -196,6 +210,8 @@ static size_t first_standin(const char *text, size_t size)
     return size;
 }
 
+/* Begins a search. The copy with stand-ins is made only if the text has a new character, which is
+ * rare: the scan skips one- and two-byte characters without a look-up. */
 nbl_status nbl__search_begin(nbl__search *search, nbl__matcher *m, const nbl__regex *regex, const char *text,
                              size_t size)
 {
@@ -222,6 +238,8 @@ nbl_status nbl__search_next(nbl__search *s, bool *found, size_t *begin, size_t *
     while (s->next <= s->size) {
         PCRE2_SPTR subject = (PCRE2_SPTR)(s->subject ? s->subject : "");
         int rc = pcre2_match(s->regex->code, subject, s->size, s->next, PCRE2_NO_UTF_CHECK, m->data,
+                             /* the JIT's stack is full: the interpreter uses the heap, up to
+                              * HEAP_LIMIT_KIB */
                              m->match);
         if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
             rc = pcre2_match(s->regex->code, subject, s->size, s->next, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
@@ -230,6 +248,7 @@ nbl_status nbl__search_next(nbl__search *s, bool *found, size_t *begin, size_t *
         if (rc == PCRE2_ERROR_NOMEMORY) return out_of_memory(m->ctx, s->regex->where);
         NBL_CHECK(m->ctx, rc >= 0, NBL_ERROR_UNSUPPORTED,
                   "%s: the regex needs more than %d steps on this text", s->regex->where, MATCH_LIMIT);
+        /* \K in a look-around can put the begin behind the end; callers need spans in order */
         PCRE2_SIZE *span = pcre2_get_ovector_pointer(m->data);
         size_t from = span[0], to = span[1];
         NBL_CHECK(m->ctx, from <= to && to <= s->size && to >= s->next, NBL_ERROR_UNSUPPORTED,

@@ -16,6 +16,9 @@
  *     [a&&b]                     (?:(?=[a])[b])
  *     [^ a[b] ]                  (?:(?!(?:[a]|[b]))(?s:.))
  *
+ * Each function reads from t->at and appends to t->out. A construction that is seen to need a
+ * bracket in front only after it was written gets it by insert().
+ *
  * Classes nest at most DEPTH deep, groups 100 deep. */
 #include <stdio.h>
 
@@ -143,6 +146,7 @@ static nbl_status read_property(translator *t, bool negated, char space[128], ch
     t->at = close + 1;
     *complement = negated;
     if (find_posix(name, size, set)) return NBL_OK;
+    /* PCRE2 has these names, Oniguruma does not; "any" is known to both */
     static const char *const foreign[] = {"any", "xan", "xps", "xsp", "xwd", "xuc", "l&"};
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
         if (same_name(name, size, foreign[i]) && i > 0) return wrong(t, "an unknown property");

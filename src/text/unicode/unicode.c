@@ -1,9 +1,17 @@
-/* unicode.c - look-ups of character properties; see unicode.h. A binary search takes about ten
- * steps. */
+/* unicode.c - look-ups of character properties; see unicode.h.
+ *
+ * Sets are sorted ranges. A binary search takes about ten steps. ASCII is answered without one by
+ * the inline functions of the header, since most text is ASCII.
+ *
+ * Decomposition and composition are utf8proc's, with two exceptions: Hangul syllables are computed,
+ * and characters that are newer than upstream's tables (nbl__chars_undecomposed) decompose into
+ * themselves. */
 #include "text/unicode/unicode.h"
 
 #include <utf8proc.h>
 
+/* Finds the first range that ends at or after c; the set contains c if this range begins at or
+ * before it. */
 bool nbl__char_in(const nbl__char_set *set, uint32_t c)
 {
     int low = 0, high = set->count;
@@ -42,6 +50,8 @@ static bool is_hangul(uint32_t c)
     return c >= 0xac00 && c < 0xac00 + 11172;
 }
 
+/* A syllable is (leading, vowel) or (leading, vowel, trailing): 588 = 21 * 28 syllables per leading
+ * consonant. */
 int nbl__char_decompose(uint32_t c, bool compatible, uint32_t parts[NBL_MAX_DECOMPOSED])
 {
     parts[0] = c;
@@ -63,12 +73,15 @@ int nbl__char_decompose(uint32_t c, bool compatible, uint32_t parts[NBL_MAX_DECO
     return 1;
 }
 
+/* No character below U+0300 combines. */
 int nbl__char_combining(uint32_t c)
 {
     if (c < 0x300 || nbl__char_in(&nbl__chars_undecomposed, c)) return 0;
     return utf8proc_get_property((utf8proc_int32_t)c)->combining_class;
 }
 
+/* Composes Hangul by its formula: leading + vowel, then + trailing. The other pairs are looked up
+ * in utf8proc. */
 uint32_t nbl__char_compose(uint32_t first, uint32_t second)
 {
     if (first >= 0x1100 && first < 0x1113 && second >= 0x1161 && second < 0x1176)
@@ -94,6 +107,7 @@ uint32_t nbl__char_standin_of(uint32_t c)
     return found ? nbl__char_standins[low].standin : c;
 }
 
+/* A new character breaks clusters as its stand-in does. */
 bool nbl__char_grapheme_break(uint32_t before, uint32_t after, int32_t *state)
 {
     return utf8proc_grapheme_break_stateful((utf8proc_int32_t)nbl__char_standin_of(before),

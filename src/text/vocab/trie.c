@@ -1,4 +1,15 @@
-/* trie.c - builds a trie; see trie.h. The hash table of edges doubles when it is half full. */
+/* trie.c - builds a trie; see trie.h.
+ *
+ * The tokens "a", "ab" and "bc" with the values 5, 6, 7:
+ *
+ *     node 0 (root) ──a──▶ node 1 (5) ──b──▶ node 2 (6)
+ *                   └─b──▶ node 3 (-1) ──c──▶ node 4 (7)
+ *
+ *     values   [-1, 5, 6, -1, 7]              one per node
+ *     edges    (0,a)→1 (1,b)→2 (0,b)→3 (3,c)→4   in a hash table by (node, byte)
+ *
+ * The hash table of edges doubles when it is half full, so a search always meets a free slot. Nodes
+ * are numbered in the order in which they are made. */
 #include "text/vocab/trie.h"
 
 /* Adds a node without a value. */
@@ -26,6 +37,7 @@ static void insert(nbl__trie_edge *edges, size_t slots, nbl__trie_edge edge)
     edges[slot] = edge;
 }
 
+/* Adds an edge that is not in the table yet. */
 static nbl_status add_edge(nbl__trie *t, nbl__trie_edge edge)
 {
     if (2 * (t->used + 1) > t->slots) {
@@ -60,6 +72,7 @@ void nbl__trie_close(nbl__trie *t)
     *t = (nbl__trie){.ctx = t->ctx};
 }
 
+/* Walks along the text from the root, and makes the nodes that are missing. */
 nbl_status nbl__trie_add(nbl__trie *t, const char *where, const char *text, size_t size, int32_t value)
 {
     NBL_CHECK(t->ctx, size <= NBL_TRIE_LONGEST, NBL_ERROR_UNSUPPORTED,

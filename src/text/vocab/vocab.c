@@ -1,6 +1,15 @@
-/* vocab.c - the hash tables of a vocabulary; see vocab.h. */
+/* vocab.c - the hash tables of a vocabulary; see vocab.h.
+ *
+ *     tokens    [0] {text, size, id}  [1] …          in the order of the file
+ *     by_text   0 2 0 1 0 …     index + 1 at the text's hash; 0: free
+ *     by_id     1 0 0 2 0 …     index + 1 at the id's hash
+ *
+ * Open addressing with linear probing. The tables are made for the number of tokens and are at most
+ * half full; they never grow. Texts are borrowed from the file or arena that they were read
+ * from. */
 #include "text/vocab/vocab.h"
 
+/* Makes an empty vocabulary with room for `count` tokens. */
 nbl_status nbl__vocab_open(nbl_context *ctx, nbl__vocab *v, size_t count)
 {
     *v = (nbl__vocab){.ctx = ctx, .room = count, .slots = 16};
@@ -38,6 +47,7 @@ static size_t id_slot(const nbl__vocab *v, int32_t id)
     return slot;
 }
 
+/* Of two tokens with one text the later is found; of two with one id the earlier. */
 void nbl__vocab_add(nbl__vocab *v, const char *text, size_t size, int32_t id)
 {
     assert(v->count < v->room && size < UINT32_MAX);

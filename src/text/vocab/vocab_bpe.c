@@ -1,11 +1,16 @@
 /* vocab_bpe.c - byte-pair encoding (BPE).
  *
  * Algorithm:
- *   1. Each character of the piece becomes a symbol. The symbols are a linked list in an array.
- *   2. Each pair of neighbours that has a merge becomes a candidate in a heap.
- *   3. The candidate with the lowest rank is taken; of equal ranks the leftmost. Its two symbols become
- *      one. The two new pairs of neighbours become candidates.
- *   4. When the heap is empty, the symbols are the ids.
+ *     1. Each character of the piece becomes a symbol. The symbols are a linked list in an array.
+ *     2. Each pair of neighbours that has a merge becomes a candidate in a heap.
+ *     3. The candidate with the lowest rank is taken; of equal ranks the leftmost. Its two symbols
+ *        become one. The two new pairs of neighbours become candidates.
+ *     4. When the heap is empty, the symbols are the ids.
+ *
+ * Example with the merges "l o" (rank 0), "lo w" (rank 1), "e r" (rank 2):
+ *
+ *     l o w e r   ─▶   lo w e r   ─▶   low e r   ─▶   low er
+ *
  * A candidate is stale if its symbols have changed since. Stale candidates stay in the heap and are
  * dropped when they are taken.
  *
@@ -42,6 +47,7 @@ nbl_status nbl__bpe_open(nbl__model *m, size_t count)
     return NBL_OK;
 }
 
+/* Puts a merge into the hash table; a pair is its key. */
 void nbl__bpe_add(nbl__model *m, int32_t left, int32_t right, uint32_t rank, int32_t id)
 {
     size_t slot = nbl__hash_pair((uint32_t)left, (uint32_t)right) & (m->merge_slots - 1);
@@ -52,6 +58,7 @@ void nbl__bpe_add(nbl__model *m, int32_t left, int32_t right, uint32_t rank, int
     m->merges[slot] = fresh; /* of two merges of one pair the last counts */
 }
 
+/* The merge of a pair of tokens; NULL: none. */
 static const nbl__merge *find_merge(const nbl__model *m, int32_t left, int32_t right)
 {
     if (m->merge_slots == 0) return NULL;
@@ -65,11 +72,13 @@ static const nbl__merge *find_merge(const nbl__model *m, int32_t left, int32_t r
 
 /* ---- the heap ---- */
 
+/* The order of the heap. */
 static bool is_sooner(const candidate *a, const candidate *b)
 {
     return a->rank != b->rank ? a->rank < b->rank : a->index < b->index;
 }
 
+/* A binary heap: items[(at - 1) / 2] is the parent of items[at]. */
 static void push(queue *q, candidate item)
 {
     size_t at = q->count++;
@@ -108,6 +117,7 @@ typedef struct word {
     int32_t unknown; /* an unknown token that is not added yet, so that others can fuse; -1: none */
 } word;
 
+/* Appends a symbol; its neighbours are the symbols beside it. */
 static void add(word *w, int32_t id)
 {
     int32_t n = (int32_t)w->count;

@@ -1,5 +1,13 @@
 /* vocab_export.c - writes a tokenizer into a GGUF file; see vocab_export.h.
  *
+ *     tokenizer.json           GGUF (tokenizer.ggml.…)
+ *     model.vocab              tokens, token_type
+ *     model.merges             merges ("gpt2"), or scores ("llama")
+ *     added_tokens             token_type: control or user-defined
+ *     pre_tokenizer            pre: the name of its patterns ("gpt2" only)
+ *     post_processor           add_bos_token, add_eos_token
+ *     tokenizer_config.json    bos_token_id, eos_token_id, …, chat_template
+ *
  * Scores ("llama" only): llama.cpp merges the pair whose token has the highest score.
  * tokenizer.json merges the pair with the lowest rank. So the score of a token is minus the rank of
  * the first merge that makes it. The order of merges is the same, because all merges that make one
@@ -103,6 +111,8 @@ static bool is_byte(const char *text, size_t size)
            strchr(digits, text[4]);
 }
 
+/* Sets the tokens of the model's vocabulary. In SentencePiece the byte tokens have a type of their
+ * own. */
 static nbl_status read_vocabulary(exporter *e)
 {
     const nbl__json *vocab = nbl__json_get(e->model, "vocab");
@@ -144,6 +154,8 @@ static nbl_status with_spaces(exporter *e, const char **text, size_t *size)
     return NBL_OK;
 }
 
+/* Sets the types of added tokens. An id that the vocabulary has too keeps its score, and the type
+ * unknown. */
 static nbl_status read_added(exporter *e)
 {
     const nbl__json *added = nbl__json_get(e->root, "added_tokens");
@@ -235,6 +247,7 @@ static nbl_status score_merge(exporter *e, nbl__text *line, const nbl_string par
     return NBL_OK;
 }
 
+/* Writes or scores all merges in order. `line` is scratch for one merge. */
 static nbl_status each_merge(exporter *e, const nbl__json *merges)
 {
     nbl__text line = {.ctx = e->ctx};
@@ -261,6 +274,7 @@ static nbl_status read_merges(exporter *e)
 
 /* ---- pre-tokenizer and normalizer ---- */
 
+/* Appends a pattern of the pre-tokenizer. GGUF has names only for short lists. */
 static nbl_status add_pattern(exporter *e, const char *pattern)
 {
     NBL_CHECK(e->ctx, e->pattern_count < MAX_PATTERNS, NBL_ERROR_UNSUPPORTED,
@@ -332,6 +346,7 @@ static const char *role_text(const exporter *e, const char *role)
     return nbl__json_is(value, NBL_JSON_STRING) ? value->string : NULL;
 }
 
+/* The id of a text among all tokens; -1: none. Linear, for a few roles. */
 static int64_t find_token(const exporter *e, const char *text)
 {
     for (int64_t i = 0; text && i < e->size; i++)
@@ -379,6 +394,7 @@ static bool put_frame(exporter *e, const char *key, const char *setting, bool be
     return added && exists;
 }
 
+/* Writes the ids of the roles, and whether BOS and EOS are added to a text. */
 static void put_specials(exporter *e, nbl__exported_vocab *exported)
 {
     static const struct {
@@ -401,6 +417,7 @@ static void put_specials(exporter *e, nbl__exported_vocab *exported)
 
 /* ---- writing ---- */
 
+/* Writes tokens, scores and types: three arrays of one entry per id. */
 static void put_tokens(exporter *e)
 {
     nbl__gguf_put_array(e->w, KEY("tokens"), NBL_GGUF_STRING, (uint64_t)e->size);
@@ -462,6 +479,8 @@ static nbl_status put_template(exporter *e, nbl__exported_vocab *exported)
     return status;
 }
 
+/* The order is that of the dependencies: the kind decides how the vocabulary is read, added tokens
+ * replace entries of the vocabulary, and the roles are looked up in the finished list. */
 static nbl_status export_tokens(exporter *e, nbl__exported_vocab *exported)
 {
     const char *type = nbl__json_text(e->model, "type");

@@ -14,6 +14,10 @@
 #include "text/tokenizer/tokenizer.h"
 #include "text/vocab/vocab_export.h"
 
+/* The patterns of pre-tokenizers, as llama.cpp's llama_vocab has them. WORDS_AND is that of Llama 3
+ * and Qwen 2, which differ in how many digits make a piece:
+ *
+ *     contractions | a word with one character before it | digits | punctuation | line ends | spaces */
 #define KEY(name) "tokenizer.ggml." name
 
 #define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -109,6 +113,7 @@ static const pre_type pre_types[] = {
       "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"}},
 };
 
+/* What the functions below read from. */
 typedef struct source {
     nbl_tokenizer *tokenizer;
     nbl_context *ctx;
@@ -120,6 +125,7 @@ typedef struct source {
 /* Values of tokenizer.ggml.token_type. */
 enum { TOKEN_NORMAL = 1, TOKEN_UNKNOWN = 2, TOKEN_CONTROL = 3, TOKEN_USER_DEFINED = 4 };
 
+/* Fails for a key that is missing or has another type. */
 static nbl_status missing(const source *s, const char *key, const char *wanted)
 {
     return nbl__fail(s->ctx, NBL_ERROR_FORMAT, "%s: %s is missing or not %s", s->path, key, wanted);
@@ -143,6 +149,7 @@ static nbl_status copy_text(const source *s, const nbl__gguf_entry *entry, const
 
 /* ---- the vocabulary ---- */
 
+/* Reads the texts of all tokens. The id of a token is its index in the list. */
 static nbl_status read_tokens(const source *s)
 {
     nbl__model *m = &s->tokenizer->model;
@@ -160,6 +167,7 @@ static nbl_status read_tokens(const source *s)
     return NBL_OK;
 }
 
+/* Reads the scores of SentencePiece: a higher score merges first. NaN would have no order. */
 static nbl_status read_scores(const source *s)
 {
     nbl__model *m = &s->tokenizer->model;
@@ -204,6 +212,7 @@ static nbl_status read_merges(const source *s)
 /* Makes added tokens of the tokens whose type is unknown, control or user-defined. */
 static nbl_status read_added(const source *s)
 {
+    /* token_type may be missing: then there are no added tokens. */
     nbl_tokenizer *t = s->tokenizer;
     const nbl__gguf_entry *types = nbl__gguf_find(s->gguf, KEY("token_type"));
     int64_t type, count = 0;
@@ -255,6 +264,7 @@ static nbl_status read_frame(const source *s, bool add_bos)
     return NBL_OK;
 }
 
+/* Compiles a pattern, which the tokenizer owns from then on. */
 static nbl_status add_regex(const source *s, const char *pattern, nbl__regex **regex)
 {
     NBL_TRY(nbl__regex_compile(s->ctx, s->path, pattern, strlen(pattern), regex));
@@ -270,6 +280,8 @@ static const pre_type *find_pre_type(const char *name, size_t size)
     return NULL;
 }
 
+/* The name of the row that has exactly these patterns. For export: the name is all that a file
+ * stores. */
 bool nbl__gguf_pre_name(const char *const *patterns, int count, char name[NBL_PRE_NAME])
 {
     for (size_t i = 0; i < sizeof pre_types / sizeof *pre_types; i++) {
@@ -350,6 +362,8 @@ static nbl_status read_spm(const source *s)
     return read_frame(s, true);
 }
 
+/* Reads the parts in the order in which they depend on each other: tokens, then merges or scores,
+ * then the added tokens, whose ids are those of the model. */
 static nbl_status read_parts(const source *s)
 {
     nbl_tokenizer *t = s->tokenizer;

@@ -1,5 +1,8 @@
 /* vocab_model.c - the shared parts of tokenizer models, and the models WordPiece and WordLevel; see
- * vocab_model.h. */
+ * vocab_model.h.
+ *
+ *     WordLevel   a piece is a token, or the unknown token
+ *     WordPiece   "unaffable" ─▶ "una" "##ffa" "##ble": the longest token from each position */
 #include "text/vocab/vocab_model.h"
 
 #include <stdio.h>
@@ -21,6 +24,8 @@ void nbl__model_scratch_free(nbl__model_scratch *s)
     nbl__ids_free(s->ctx, &s->ids);
 }
 
+/* Fills the two tables that make look-ups of frequent keys an index: byte tokens <0x00> … <0xFF>,
+ * and the tokens of single characters below the size of `single`. */
 void nbl__model_finish(nbl__model *m)
 {
     for (int i = 0; i < 256; i++) {
@@ -43,6 +48,7 @@ static nbl_status unknown(const nbl__model *m, nbl__ids *ids)
     return nbl__ids_add(m->ctx, ids, m->unknown);
 }
 
+/* WordLevel: the whole piece is one token. */
 static nbl_status wordlevel_run(const nbl__model *m, const char *text, size_t size, nbl__ids *ids)
 {
     int32_t id = nbl__vocab_find(&m->vocab, text, size);

@@ -26,11 +26,13 @@ typedef struct merging {
     size_t count;
 } merging;
 
+/* The order of the heap: higher scores first, of equal scores the one further left. */
 static bool is_sooner(const candidate *a, const candidate *b)
 {
     return a->score != b->score ? a->score > b->score : a->left < b->left;
 }
 
+/* A binary heap: items[(at - 1) / 2] is the parent of items[at]. */
 static void push(merging *g, candidate item)
 {
     size_t at = g->count++;
@@ -77,6 +79,8 @@ static nbl_status add(const nbl__model *m, const char *text, size_t size, nbl__i
     return NBL_OK;
 }
 
+/* The same steps as vocab_bpe.c: symbols, candidates, merges, ids. A candidate is stale if the
+ * sizes of its symbols have changed, since a symbol only ever grows or disappears. */
 nbl_status nbl__scored_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
                            nbl__ids *ids)
 {

@@ -1,12 +1,17 @@
 /* jinja_filters.c - filters of single values: default, length, numbers, JSON, HTML.
  *
  * A filter binds its arguments (nbl__tpl_bind), converts the input as Python does, and stores
- * *result. The table at the end has the names; nbl__tpl_find_filter searches it. */
+ * *result. The table at the end has the names; nbl__tpl_find_filter searches it.
+ *
+ * The input is not an argument: x|default('a', true) calls filter_default with v = x and two
+ * arguments. Many filters of jinja2 are Python functions (len, abs). Their parameters have no
+ * names: '/' in front. */
 #include <math.h>
 #include <stdio.h>
 
 #include "text/template/runtime/jinja_runtime.h"
 
+/* x|default(value, boolean): `value` if x is undefined; with `boolean` also if x is false. */
 static nbl_status filter_default(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[2];
@@ -18,6 +23,7 @@ static nbl_status filter_default(tpl_vm *vm, tpl_value v, const tpl_args *args, 
     return a[0].type == TPL_MISSING ? nbl__tpl_cstring(vm, "", result) : (*result = a[0], NBL_OK);
 }
 
+/* x|length: len(x), and for `loop` its length. */
 static nbl_status filter_length(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "len", args, "/", 0, NULL));
@@ -31,12 +37,14 @@ static nbl_status filter_length(tpl_vm *vm, tpl_value v, const tpl_args *args, t
     return nbl__tpl_raise(vm, "TypeError: object of type '%s' has no len()", nbl__tpl_type_name(v));
 }
 
+/* x|string: str(x); safe HTML stays safe. */
 static nbl_status filter_string(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "string", args, "", 0, NULL));
     return nbl__tpl_soft_str(vm, v, result);
 }
 
+/* x|attr('name'): an attribute, never an item; jinja2's x.name tries both. */
 static nbl_status filter_attr(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value name;
@@ -45,6 +53,7 @@ static nbl_status filter_attr(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
     if (name.type != TPL_STRING)
         return nbl__tpl_raise(vm, "TypeError: attribute name must be string, not '%s'",
                               nbl__tpl_type_name(name));
+    /* a missing attribute is undefined; an existing one passes the checks of the sandbox */
     if (v.type != TPL_UNDEFINED) {
         NBL_TRY(nbl__tpl_python_attribute(vm, v, name.string, result, &found, &safe));
         if (!found) return nbl__tpl_undefined(vm, NULL, nbl__tpl_type_name(v), name, result);
@@ -54,6 +63,7 @@ static nbl_status filter_attr(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
 
 /* ---- numbers ---- */
 
+/* x|abs. abs(-2^63) does not fit 64 bits and becomes a TPL_BIG. */
 static nbl_status filter_abs(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "abs", args, "/", 0, NULL));
@@ -78,6 +88,8 @@ static nbl_status int_by_float(tpl_vm *vm, tpl_value v, tpl_value fallback, tpl_
     return good && isfinite(real) ? nbl__tpl_to_int(vm, real, result) : NBL_OK;
 }
 
+/* x|int(default, base): a text is read as int(text, base), then as int(float(text)); what cannot be
+ * converted becomes the default. '1.5'|int is 1, 'a'|int is 0. */
 static nbl_status filter_int(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[2];
@@ -102,6 +114,7 @@ static nbl_status filter_int(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_
     return NBL_OK;
 }
 
+/* x|float(default). An integer beyond 64 bits is converted from its digits. */
 static nbl_status filter_float(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value fallback;
@@ -129,6 +142,8 @@ static nbl_status round_int(tpl_vm *vm, int64_t v, int64_t digits, tpl_value *re
     return *result = tpl_int(low), NBL_OK;
 }
 
+/* x|round(precision, method). "common" is Python's round(), half to even. "ceil" and "floor" scale
+ * by 10**precision first, as jinja2 does: floor(x * 10**p) / 10**p. */
 static nbl_status filter_round(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[2], ten, scaled;
@@ -166,6 +181,7 @@ static nbl_status filter_round(tpl_vm *vm, tpl_value v, const tpl_args *args, tp
     return nbl__tpl_raise(vm, "TypeError: type %s doesn't define __round__ method", nbl__tpl_type_name(v));
 }
 
+/* 1000000|filesizeformat is "1.0 MB"; with `binary` it counts in 1024: "976.6 KiB". */
 static nbl_status filter_filesizeformat(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     static const char *const names[] = {"kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB"};
@@ -204,6 +220,7 @@ static nbl_status filter_filesizeformat(tpl_vm *vm, tpl_value v, const tpl_args 
 
 /* ---- JSON ---- */
 
+/* Reads the indent of tojson: a number of blanks, or a text. None: all in one line. */
 static nbl_status json_indent(tpl_vm *vm, tpl_value v, nbl__json_style *style)
 {
     if (v.type == TPL_MISSING || v.type == TPL_NONE) return NBL_OK;
@@ -224,6 +241,9 @@ static nbl_status json_indent(tpl_vm *vm, tpl_value v, nbl__json_style *style)
     return NBL_OK;
 }
 
+/* x|tojson as transformers defines it: json.dumps with ensure_ascii=False and the keys in their
+ * order. jinja2's own filter sorts keys and escapes HTML; chat templates run with that of
+ * transformers. */
 static nbl_status filter_tojson(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[4];
@@ -251,6 +271,7 @@ static nbl_status filter_tojson(tpl_vm *vm, tpl_value v, const tpl_args *args, t
 
 /* ---- HTML ---- */
 
+/* x|safe marks a text as safe HTML. Nothing is checked. */
 static nbl_status filter_safe(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "safe", args, "", 0, NULL));
@@ -259,12 +280,14 @@ static nbl_status filter_safe(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
     return NBL_OK;
 }
 
+/* x|escape: HTML, unless x is safe already. forceescape also escapes safe HTML. */
 static nbl_status filter_escape(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "escape", args, "/", 0, NULL));
     return nbl__tpl_escape(vm, v, result);
 }
 
+/* x|forceescape: escaped, even if x is safe HTML already. */
 static nbl_status filter_forceescape(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "forceescape", args, "", 0, NULL));
@@ -272,6 +295,7 @@ static nbl_status filter_forceescape(tpl_vm *vm, tpl_value v, const tpl_args *ar
     return nbl__tpl_escape(vm, v, result);
 }
 
+/* {'a': 1, 'b': none}|xmlattr is ' a="1"'. Values that are none or undefined are left out. */
 static nbl_status filter_xmlattr(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a, part;
@@ -290,6 +314,7 @@ static nbl_status filter_xmlattr(tpl_vm *vm, tpl_value v, const tpl_args *args, 
             return nbl__tpl_raise(vm, "TypeError: expected string or bytes-like object");
         for (size_t k = 0; k < entry->key.string->size; k++) {
             char c = entry->key.string->bytes[k];
+            /* an attribute name with one of these characters could add another attribute */
             if (c == '/' || c == '>' || c == '=' || c == ' ' || (c >= 9 && c <= 13))
                 return nbl__tpl_raise(vm, "ValueError: Invalid character in attribute name: %s",
                                       nbl__tpl_shown(vm, entry->key));

@@ -1,5 +1,15 @@
-/* jinja_format.c - str.format and str.format_map. Attributes and items in fields ("{a.b[0]}")
- * follow the rules of the sandbox. */
+/* jinja_format.c - str.format and str.format_map.
+ *
+ *     '{} {name.x[0]!r:>{width}}'.format(a, name=b, width=8)
+ *       │   │         │   └ specification, which may contain fields itself
+ *       │   │         └ conversion: r (repr) or s (str)
+ *       │   └ an argument by name; then attributes and items
+ *       └ the next positional argument
+ *
+ * Attributes and items follow the rules of the sandbox, so that "{a.__class__}" gives nothing away.
+ *
+ * Numbered ({0}) and automatic ({}) fields cannot be mixed, as in Python. A specification is parsed
+ * by read_spec, and its fields are formatted first; this nests once. */
 #include <math.h>
 
 #include "base/number.h"
@@ -13,6 +23,8 @@ typedef struct formatter {
     bool markup;
 } formatter;
 
+/* Reads a specification: [[fill]align][sign][#][0][width][, or _][.precision][code]. A fill may be
+ * any character, also one of the alignments: "<<5". */
 static nbl_status read_spec(tpl_vm *vm, const tpl_string *spec, tpl_field *f)
 {
     const char *at = spec->bytes, *end = at + spec->size;
@@ -53,12 +65,14 @@ static nbl_status read_spec(tpl_vm *vm, const tpl_string *spec, tpl_field *f)
     return at < end ? nbl__tpl_raise(vm, "ValueError: Invalid format specifier") : NBL_OK;
 }
 
+/* Python's error for a code that does not fit the type. */
 static nbl_status bad_code(tpl_vm *vm, char kind, tpl_value v)
 {
     return nbl__tpl_raise(vm, "ValueError: Unknown format code '%c' for object of type '%s'", kind,
                           nbl__tpl_type_name(v));
 }
 
+/* Formats a float. Without a code Python writes its repr, not 6 digits. */
 static nbl_status format_float(tpl_vm *vm, tpl_field *f, double v, tpl_text *out)
 {
     char text[40];
@@ -78,6 +92,8 @@ static nbl_status format_float(tpl_vm *vm, tpl_field *f, double v, tpl_text *out
     return nbl__tpl_put_float(vm, f, v, f->kind, f->precision < 0 ? 6 : f->precision, out);
 }
 
+/* Formats a value by its type. Texts allow s, integers the codes of integers and floats, floats
+ * those of floats; other types allow an empty specification only. */
 static nbl_status format_value(tpl_vm *vm, tpl_value v, const tpl_string *spec, tpl_text *out)
 {
     tpl_field f;
@@ -181,6 +197,7 @@ static nbl_status format_field(formatter *f, const char **position, const char *
     const char *at = *position, *name = at;
     int nested = 1;
     bool bracket = false;
+    /* find the end of the name; inside [ ] all characters belong to the key */
     for (; at < end; at++) {
         if (*at == '[') bracket = true;
         else if (*at == ']') bracket = false;
@@ -197,6 +214,7 @@ static nbl_status format_field(formatter *f, const char **position, const char *
         at += 2;
     }
     const char *spec = at < end && *at == ':' ? at + 1 : at;
+    /* find the end of the specification; its own fields nest */
     for (at = spec; at < end; at++) {
         nested += *at == '{' ? 1 : *at == '}' ? -1 : 0;
         if (nested == 0) break;
@@ -219,6 +237,7 @@ static nbl_status format_field(formatter *f, const char **position, const char *
     if (depth == 0) return nbl__tpl_raise(vm, "ValueError: Max string recursion exceeded");
     NBL_TRY(format_text(f, spec, at, depth - 1, &made));
     NBL_TRY(nbl__tpl_take(vm, &made, &text));
+    /* safe HTML ("markup") escapes every field that is not safe */
     made = (tpl_text){0};
     NBL_TRY(format_value(vm, value, text.string, f->markup ? &made : out));
     if (!f->markup) return NBL_OK;
@@ -228,6 +247,8 @@ static nbl_status format_field(formatter *f, const char **position, const char *
     return nbl__tpl_add_string(vm, out, text.string);
 }
 
+/* Formats text with fields. "{{" and "}}" are the characters { and }. `depth`: levels of nested
+ * fields that are still allowed. */
 static nbl_status format_text(formatter *f, const char *at, const char *end, int depth, tpl_text *out)
 {
     while (at < end) {
@@ -250,6 +271,7 @@ static nbl_status format_text(formatter *f, const char *at, const char *end, int
     return NBL_OK;
 }
 
+/* Nesting is allowed two deep, as in Python: a field, and a field in its specification. */
 static nbl_status run_format(formatter *f, tpl_value self, tpl_value *result)
 {
     tpl_text out = {0};

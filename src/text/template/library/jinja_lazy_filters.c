@@ -2,11 +2,21 @@
  * others.
  *
  * An item is computed when the iteration reaches it. So an error occurs as late as in Python, or
- * never. */
+ * never: {{ [1]|map('nosuch') is defined }} is no error.
+ *
+ * Each filter makes an iterator with a `lazy` as its state:
+ *
+ *     make_lazy()   stores the arguments
+ *     begin()       runs at the first item: reads the arguments, begins the iteration of the source
+ *     next_lazy()   gives the next item; iterator->at is 1 after the end
+ *
+ * map and select take any arguments (*args in Python), so these are interpreted in begin(), not
+ * before: in jinja2 the filters are generators, whose code runs when the first item is asked for. */
 #include "text/template/runtime/jinja_path.h"
 
 typedef enum lazy_kind { LAZY_MAP, LAZY_SELECT, LAZY_UNIQUE, LAZY_BATCH, LAZY_SLICE, LAZY_ITEMS } lazy_kind;
 
+/* The state of one iterator. Which fields are used depends on the kind. */
 typedef struct lazy {
     lazy_kind kind;
     tpl_args args;
@@ -21,6 +31,8 @@ typedef struct lazy {
     int64_t at, offset;
 } lazy;
 
+/* Splits the arguments of select and reject ([test, arguments…]) and of selectattr and rejectattr
+ * ([attribute, test, arguments…]). Without a test the truth of the value counts. */
 static nbl_status begin_select(tpl_vm *vm, lazy *z)
 {
     int64_t first = z->by_attribute;
@@ -35,6 +47,7 @@ static nbl_status begin_select(tpl_vm *vm, lazy *z)
     return NBL_OK;
 }
 
+/* map('filter', arguments…), or map(attribute='a.b', default=x). */
 static nbl_status begin_map(tpl_vm *vm, lazy *z)
 {
     tpl_value a[2];
@@ -59,12 +72,14 @@ static nbl_status begin_map(tpl_vm *vm, lazy *z)
     return NBL_OK;
 }
 
+/* Filters and tests are named by a text; anything else is an unknown name. */
 static nbl_status check_name(tpl_vm *vm, tpl_value name, const char *what)
 {
     if (name.type == TPL_STRING) return NBL_OK;
     return nbl__tpl_raise(vm, "No %s named %s.", what, nbl__tpl_shown(vm, name));
 }
 
+/* True if an item is to be kept: its test, inverted for reject. */
 static nbl_status passes(tpl_vm *vm, lazy *z, tpl_value item, bool *result)
 {
     NBL_TRY(nbl__tpl_follow(vm, &z->path, item, &item));
@@ -78,6 +93,7 @@ static nbl_status passes(tpl_vm *vm, lazy *z, tpl_value item, bool *result)
     return NBL_OK;
 }
 
+/* Takes up to `count` items as a list; the last list is filled up with `fill`. */
 static nbl_status next_batch(tpl_vm *vm, lazy *z, tpl_value *item, bool *more)
 {
     tpl_items row = {0};
@@ -93,6 +109,8 @@ static nbl_status next_batch(tpl_vm *vm, lazy *z, tpl_value *item, bool *more)
     return nbl__tpl_finish(vm, &row, TPL_LIST, item);
 }
 
+/* Cuts the items into `count` lists. The first `extra` lists have one item more; the others get
+ * `fill` at the end: [1, 2, 3, 4, 5]|slice(3) is [1, 2], [3, 4], [5]. */
 static nbl_status next_slice(tpl_vm *vm, lazy *z, tpl_value *item, bool *more)
 {
     tpl_items row = {0};
@@ -108,6 +126,8 @@ static nbl_status next_slice(tpl_vm *vm, lazy *z, tpl_value *item, bool *more)
     return nbl__tpl_finish(vm, &row, TPL_LIST, item);
 }
 
+/* Prepares the iteration. *empty: there is nothing to iterate. jinja2's map and select test the
+ * truth of the source first, so none has no items there. */
 static nbl_status begin(tpl_vm *vm, lazy *z, tpl_value source, bool *empty)
 {
     bool truth = true;
@@ -129,6 +149,8 @@ static nbl_status begin(tpl_vm *vm, lazy *z, tpl_value source, bool *empty)
     return nbl__tpl_iterate(vm, source, &z->items);
 }
 
+/* The first item of each key. Keys are compared without case, if the filter is called so
+ * (path.fold). */
 static nbl_status next_unique(tpl_vm *vm, lazy *z, tpl_value *item, bool *more)
 {
     for (tpl_entry *entry;;) {
@@ -142,6 +164,7 @@ static nbl_status next_unique(tpl_vm *vm, lazy *z, tpl_value *item, bool *more)
     }
 }
 
+/* Gives the next item of any kind. After the end it stays at the end. */
 static nbl_status next_lazy(tpl_vm *vm, tpl_iterator *iterator, tpl_value *item, bool *more)
 {
     lazy *z = iterator->state;
@@ -177,6 +200,7 @@ static nbl_status next_lazy(tpl_vm *vm, tpl_iterator *iterator, tpl_value *item,
     return NBL_OK;
 }
 
+/* Makes the iterator. Nothing is checked and nothing is read yet, not even the arguments. */
 static nbl_status make_lazy(tpl_vm *vm, lazy_kind kind, tpl_value source, const tpl_args *args,
                             tpl_value *result, lazy **z)
 {
@@ -207,6 +231,7 @@ static nbl_status filter_items(tpl_vm *vm, tpl_value v, const tpl_args *args, tp
     return make_lazy(vm, LAZY_ITEMS, v, args, result, &z);
 }
 
+/* select, reject, selectattr and rejectattr are one kind with two switches. */
 static nbl_status choose(tpl_vm *vm, tpl_value v, const tpl_args *args, bool reject, bool by_attribute,
                          tpl_value *result)
 {
@@ -237,6 +262,7 @@ static nbl_status filter_rejectattr(tpl_vm *vm, tpl_value v, const tpl_args *arg
     return choose(vm, v, args, true, true, result);
 }
 
+/* x|unique(case_sensitive, attribute): keys are hashed, so they must be hashable. */
 static nbl_status filter_unique(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[2];
@@ -248,6 +274,8 @@ static nbl_status filter_unique(tpl_vm *vm, tpl_value v, const tpl_args *args, t
     return nbl__tpl_make_path(vm, a[1], !sensitive, &z->path);
 }
 
+/* x|batch(n, fill) and x|slice(n, fill). Their arguments are bound at once, as Python binds those of
+ * a generator function. */
 static nbl_status portions(tpl_vm *vm, lazy_kind kind, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[2];

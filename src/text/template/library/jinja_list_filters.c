@@ -1,9 +1,13 @@
 /* jinja_list_filters.c - filters of sequences that compute their result at once: sort, groupby,
- * first, last, sum, join and others. */
+ * first, last, sum, join and others.
+ *
+ * An attribute path (jinja_path.h) tells which part of an item counts: users|sort(attribute='age').
+ * A key is computed once per item, before the sorting. */
 #include "text/template/runtime/jinja_path.h"
 
 /* ---- attributes by path: "a.b.0" ---- */
 
+/* Adds one part of a path. Digits are an index: "a.0" is item.a[0]. */
 static nbl_status add_part(tpl_vm *vm, tpl_items *parts, const char *begin, const char *end)
 {
     tpl_value part;
@@ -14,6 +18,7 @@ static nbl_status add_part(tpl_vm *vm, tpl_items *parts, const char *begin, cons
     return nbl__tpl_push(vm, parts, part);
 }
 
+/* Splits "a.b.0" at its dots. A key that is no text, such as 0, is a path of one part. */
 nbl_status nbl__tpl_make_path(tpl_vm *vm, tpl_value attribute, bool fold, tpl_path *p)
 {
     tpl_items parts = {0};
@@ -33,6 +38,8 @@ nbl_status nbl__tpl_make_path(tpl_vm *vm, tpl_value attribute, bool fold, tpl_pa
     return NBL_OK;
 }
 
+/* Follows the path with item['a'], which also finds attributes. After an undefined part the
+ * fallback is used for the rest of the path. */
 nbl_status nbl__tpl_follow(tpl_vm *vm, const tpl_path *p, tpl_value item, tpl_value *result)
 {
     for (int64_t i = 0; i < p->count; i++) {
@@ -68,6 +75,7 @@ static nbl_status merge_sort(tpl_vm *vm, const tpl_value *keys, int64_t *order, 
     return NBL_OK;
 }
 
+/* Sorts indices (`order`), then moves items and keys. So a comparison reads keys only. */
 nbl_status nbl__tpl_sort(tpl_vm *vm, tpl_value *items, tpl_value *keys, int64_t count, bool reverse)
 {
     int64_t *order, *spare;
@@ -84,6 +92,8 @@ nbl_status nbl__tpl_sort(tpl_vm *vm, tpl_value *items, tpl_value *keys, int64_t 
     return NBL_OK;
 }
 
+/* x|sort(attribute='a,b'): the key of an item is the list of its parts, compared from the first
+ * on. */
 static nbl_status filter_sort(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[3], *keys;
@@ -118,6 +128,7 @@ static nbl_status filter_sort(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
     return nbl__tpl_finish(vm, &items, TPL_LIST, result);
 }
 
+/* d|dictsort: the pairs of a dictionary, sorted by key or by value. */
 static nbl_status filter_dictsort(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[3], *keys;
@@ -149,6 +160,7 @@ static nbl_status filter_dictsort(tpl_vm *vm, tpl_value v, const tpl_args *args,
     return nbl__tpl_finish(vm, &items, TPL_LIST, result);
 }
 
+/* x|min and x|max: the first of several equal items. */
 static nbl_status extreme(tpl_vm *vm, tpl_value v, const tpl_args *args, bool largest, tpl_value *result)
 {
     tpl_value a[2], key, best_key = tpl_none();
@@ -180,6 +192,9 @@ static nbl_status filter_max(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_
     return extreme(vm, v, args, true, result);
 }
 
+/* x|groupby('a'): sorts by the attribute, then makes a pair (value, items) of each run of equal
+ * keys. The pair also has the attributes grouper and list. Keys are compared without case; the
+ * value of a group is that of its first item, unchanged. */
 static nbl_status filter_groupby(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[3], *keys;
@@ -211,6 +226,7 @@ static nbl_status filter_groupby(tpl_vm *vm, tpl_value v, const tpl_args *args, 
         NBL_TRY(nbl__tpl_follow(vm, sensitive ? &p : &real, items.items[first], &key));
         NBL_TRY(nbl__tpl_finish(vm, &members, TPL_LIST, &list));
         NBL_TRY(nbl__tpl_pair(vm, key, list, &group));
+        /* nbl__tpl_pair made a plain tuple: copy it with the mark */
         tpl_list *named;
         NBL_TRY(TPL_NEW(vm, named, 1));
         *named = *group.list;
@@ -223,6 +239,7 @@ static nbl_status filter_groupby(tpl_vm *vm, tpl_value v, const tpl_args *args, 
 
 /* ---- ends, sums, joins ---- */
 
+/* x|first: only the first item is computed. An empty x gives an undefined value. */
 static nbl_status filter_first(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_iterator *iterator;
@@ -234,6 +251,7 @@ static nbl_status filter_first(tpl_vm *vm, tpl_value v, const tpl_args *args, tp
     return nbl__tpl_undefined(vm, "No first item, sequence was empty.", NULL, tpl_none(), result);
 }
 
+/* The last item is the first one in reverse, so an iterator has none. */
 static nbl_status filter_last(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value reversed;
@@ -247,6 +265,7 @@ static nbl_status filter_last(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
     return nbl__tpl_undefined(vm, "No last item, sequence was empty.", NULL, tpl_none(), result);
 }
 
+/* x|reverse: a text becomes a text, sequences an iterator, other iterables a list. */
 static nbl_status filter_reverse(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     bool reversible;
@@ -268,6 +287,7 @@ static nbl_status filter_reverse(tpl_vm *vm, tpl_value v, const tpl_args *args, 
     return nbl__tpl_finish(vm, &items, TPL_LIST, result);
 }
 
+/* x|list; the characters of a text are its items. */
 static nbl_status filter_list(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_items items = {0};
@@ -276,6 +296,7 @@ static nbl_status filter_list(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
     return nbl__tpl_finish(vm, &items, TPL_LIST, result);
 }
 
+/* x|sum(attribute, start): start + item + item …, so `start` decides the type. */
 static nbl_status filter_sum(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[2], item;
@@ -294,6 +315,8 @@ static nbl_status filter_sum(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_
     return NBL_OK;
 }
 
+/* x|join(separator, attribute). Under autoescape, if one item is safe HTML, all others and the
+ * separator are escaped. */
 static nbl_status filter_join(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[2], list, separator;

@@ -1,11 +1,14 @@
 /* jinja_methods.c - methods of lists, tuples, dictionaries, ranges and numbers. Methods that change
- * their object do not exist in the immutable sandbox. */
+ * their object do not exist in the immutable sandbox.
+ *
+ * A method gets its object as `self`; jinja_attribute.c has checked its type. */
 #include <math.h>
 
 #include "text/template/runtime/jinja_runtime.h"
 
 /* ---- lists and tuples ---- */
 
+/* list.count(value), also for tuples and ranges. */
 static nbl_status list_count(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value value, item;
@@ -21,6 +24,7 @@ static nbl_status list_count(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     }
 }
 
+/* list.index(value, start, stop), also for tuples and ranges. Failing to find it is an error. */
 static nbl_status list_index(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value v[3];
@@ -55,6 +59,7 @@ const tpl_method nbl__tpl_range_methods[] = {{"index", list_index}, {"count", li
 
 /* ---- dictionaries ---- */
 
+/* keys(), values() and items(): views of the dictionary, without a copy. */
 static nbl_status view(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_view which, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "this method of dict", args, "", 0, NULL));
@@ -77,6 +82,7 @@ static nbl_status dict_items(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     return view(vm, self, args, TPL_ITEMS, result);
 }
 
+/* d.get(key, default). Unlike d[key] it never gives an undefined value. */
 static nbl_status dict_get(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value v[2];
@@ -92,6 +98,7 @@ static nbl_status dict_copy(tpl_vm *vm, tpl_value self, const tpl_args *args, tp
     return list_copy(vm, self, args, result);
 }
 
+/* dict.fromkeys(keys, value) */
 static nbl_status dict_fromkeys(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value v[2];
@@ -114,6 +121,7 @@ const tpl_method nbl__tpl_dict_methods[] = {
 
 /* ---- numbers ---- */
 
+/* The number of bits of the absolute value: (0).bit_length() is 0, (-8).bit_length() is 4. */
 static nbl_status int_bit_length(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "bit_length", args, "", 0, NULL));
@@ -123,6 +131,7 @@ static nbl_status int_bit_length(tpl_vm *vm, tpl_value self, const tpl_args *arg
     return NBL_OK;
 }
 
+/* int.bit_count(): the ones in the absolute value. */
 static nbl_status int_bit_count(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "bit_count", args, "", 0, NULL));
@@ -132,6 +141,7 @@ static nbl_status int_bit_count(tpl_vm *vm, tpl_value self, const tpl_args *args
     return NBL_OK;
 }
 
+/* Numbers are their own conjugates. A bool becomes an integer. */
 static nbl_status number_conjugate(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "conjugate", args, "", 0, NULL));

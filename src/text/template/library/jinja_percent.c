@@ -1,5 +1,14 @@
 /* jinja_percent.c - the operator % of strings, and the fields (jinja_field.h) that str.format uses
- * too. */
+ * too.
+ *
+ *     '%-5s|%(x)+08.2f' % values
+ *       │ │   │  │  └ conversion
+ *       │ │   │  └ flags, width, precision; * takes the number from the values
+ *       │ │   └ the value of a key: `values` must be a mapping
+ *       │ └ width
+ *       └ flags: - left, + and blank sign, # prefix, 0 zeros
+ *
+ * `values` is a tuple of values, a mapping, or one value. */
 #include <math.h>
 #include <stdio.h>
 
@@ -32,6 +41,8 @@ nbl_status nbl__tpl_put_number(tpl_vm *vm, const tpl_field *f, bool negative, co
     char align = f->align ? f->align : '>';
     if (f->grouping && align == '=' && f->fill == '0' && missing > 0)
         return nbl__tpl_refuse(vm, "a grouped number padded with zeros is not supported");
+    /* '<' fills at the right, '>' at the left, '^' on both sides, and '=' between the prefix and
+     * the digits */
     int64_t left = align == '<' || align == '=' ? 0 : align == '^' ? missing / 2 : missing;
     for (int64_t i = 0; i < left; i++) NBL_TRY(nbl__tpl_add_char(vm, out, f->fill));
     NBL_TRY(tpl_add_c(vm, out, sign));
@@ -43,6 +54,7 @@ nbl_status nbl__tpl_put_number(tpl_vm *vm, const tpl_field *f, bool negative, co
     return NBL_OK;
 }
 
+/* Puts a text into its field. The precision cuts it: '%.2s' % 'abc' is 'ab'. */
 nbl_status nbl__tpl_put_string(tpl_vm *vm, const tpl_field *f, const tpl_string *s, char usual, tpl_text *out)
 {
     tpl_value cut, padded;
@@ -77,6 +89,7 @@ static const char *base_digits(uint64_t n, char kind, char text[72])
     return at;
 }
 
+/* Puts an integer into its field. The precision is a minimum of digits: '%.3d' % 5 is '005'. */
 nbl_status nbl__tpl_put_integer(tpl_vm *vm, const tpl_field *f, int64_t value, char kind, tpl_text *out)
 {
     char digits[72], body[1200];
@@ -96,6 +109,7 @@ nbl_status nbl__tpl_put_integer(tpl_vm *vm, const tpl_field *f, int64_t value, c
     return nbl__tpl_put_number(vm, f, value < 0, prefix, body, kind == 'd' ? 3 : 4, out);
 }
 
+/* Appends a float. The sign comes from the bit, so -0.0 has one; nan has none. */
 nbl_status nbl__tpl_put_float(tpl_vm *vm, const tpl_field *f, double value, char kind, int64_t precision,
                               tpl_text *out)
 {
@@ -108,6 +122,7 @@ nbl_status nbl__tpl_put_float(tpl_vm *vm, const tpl_field *f, double value, char
 
 /* ---- % ---- */
 
+/* One formatting. */
 typedef struct percent {
     tpl_vm *vm;
     tpl_value values;
@@ -115,6 +130,7 @@ typedef struct percent {
     bool markup, mapping_used;
 } percent;
 
+/* Takes the next value; a value that is no tuple counts as one. */
 static nbl_status next_value(percent *p, tpl_value *value)
 {
     bool tuple = p->values.type == TPL_TUPLE;
@@ -125,6 +141,7 @@ static nbl_status next_value(percent *p, tpl_value *value)
     return NBL_OK;
 }
 
+/* Reads a width or precision: digits, or '*' for the next value. Without digits it is 0. */
 static nbl_status read_number(percent *p, const char **at, const char *end, int64_t *number)
 {
     tpl_value value;
@@ -143,6 +160,7 @@ static nbl_status read_number(percent *p, const char **at, const char *end, int6
     return NBL_OK;
 }
 
+/* Converts a value by the code of the conversion, and puts it into its field. */
 static nbl_status put_percent(percent *p, tpl_field *f, tpl_value value, tpl_text *out)
 {
     tpl_vm *vm = p->vm;
@@ -199,6 +217,7 @@ static nbl_status convert(percent *p, const char **at, const char *end, tpl_text
     tpl_field f = {.fill = ' ', .precision = -1};
     tpl_value value = tpl_missing();
     bool left = false;
+    /* (name): brackets inside the name nest */
     if (*at < end && **at == '(') {
         const char *name = ++*at;
         int depth = 1;
@@ -230,6 +249,7 @@ static nbl_status convert(percent *p, const char **at, const char *end, tpl_text
         NBL_TRY(read_number(p, at, end, &f.precision));
         if (f.precision < 0) f.precision = 0;
     }
+    /* C's length modifiers; Python reads and ignores them */
     while (*at < end && strchr("hlL", **at) && **at) ++*at;
     if (*at == end) return nbl__tpl_raise(vm, "ValueError: incomplete format");
     f.kind = *(*at)++;
@@ -243,6 +263,8 @@ static nbl_status convert(percent *p, const char **at, const char *end, tpl_text
     return put_percent(p, &f, value, out);
 }
 
+/* Copies the text up to each '%' and formats the conversion behind it. At the end the values must
+ * be used up. */
 nbl_status nbl__tpl_percent(tpl_vm *vm, tpl_value format, tpl_value values, tpl_value *result)
 {
     percent p = {.vm = vm, .values = values, .markup = format.markup};
@@ -258,6 +280,7 @@ nbl_status nbl__tpl_percent(tpl_vm *vm, tpl_value format, tpl_value values, tpl_
             NBL_TRY(convert(&p, &at, end, &out));
         }
     }
+    /* a tuple must be used up; a mapping or another container need not be */
     bool all = values.type == TPL_TUPLE ? p.at >= values.list->count
                                         : p.at > 0 || values.type == TPL_DICT || values.type == TPL_LIST ||
                                               values.type == TPL_UNDEFINED || values.type == TPL_RANGE;

@@ -1,4 +1,7 @@
-/* jinja_string_case.c - str.upper, lower, title and similar, and the tests str.is…(). */
+/* jinja_string_case.c - str.upper, lower, title and similar, and the tests str.is…().
+ *
+ * One character may become up to three: 'ß'.upper() is 'SS'. Lower case depends on the context in
+ * one case only: the sigma at the end of a word. */
 #include "text/template/runtime/jinja_runtime.h"
 #include "text/template/library/jinja_unicode.h"
 
@@ -24,12 +27,15 @@ static bool final_sigma(const tpl_string *s, size_t at)
     return true;
 }
 
+/* The lower case of a character at offset `at`. */
 static int lower(const tpl_string *s, size_t at, uint32_t code, uint32_t to[3])
 {
     if (code == 0x3a3) return to[0] = final_sigma(s, at) ? 0x3c2 : 0x3c3, 1;
     return nbl__tpl_to_lower(code, to);
 }
 
+/* Maps every character, in the context of those before it: `after_cased` is true inside a word,
+ * which is what str.title needs. */
 nbl_status nbl__tpl_change_case(tpl_vm *vm, tpl_case how, tpl_value v, tpl_value *result)
 {
     const tpl_string *s = v.string;
@@ -49,6 +55,7 @@ nbl_status nbl__tpl_change_case(tpl_vm *vm, tpl_case how, tpl_value v, tpl_value
             n = after_cased ? lower(s, at, code, to) : nbl__tpl_to_title(code, to);
             after_cased = nbl__tpl_is_cased(code);
             break;
+        /* Python swaps by the property, so a character without case stays */
         case CASE_SWAP:
             if (nbl__tpl_is_upper(code)) n = lower(s, at, code, to);
             else if (nbl__tpl_is_lower(code)) n = nbl__tpl_to_upper(code, to);
@@ -64,6 +71,7 @@ nbl_status nbl__tpl_change_case(tpl_vm *vm, tpl_case how, tpl_value v, tpl_value
 
 /* ---- tests ---- */
 
+/* True if all characters have a property. `empty` is the answer for "". */
 static nbl_status ask_all(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_char_fn ask, bool empty,
                           tpl_value *result)
 {
@@ -87,6 +95,7 @@ static bool is_ascii(uint32_t code)
     return code < 0x80;
 }
 
+/* The answers for an empty text are Python's: false, but for isprintable and isascii. */
 ASK(is_alpha, nbl__tpl_is_alpha, false)
 ASK(is_alnum, nbl__tpl_is_alnum, false)
 ASK(is_digit, nbl__tpl_is_digit, false)
@@ -122,6 +131,7 @@ static nbl_status is_lower(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl
     return ask_case(vm, self, args, false, result);
 }
 
+/* True if each run of cased characters begins with a capital and goes on with small letters. */
 static nbl_status is_title(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     bool cased = false, after = false;
@@ -138,6 +148,8 @@ static nbl_status is_title(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl
     return *result = tpl_bool(cased), NBL_OK;
 }
 
+/* str.isidentifier(): the first character may not be a digit. Keywords count as identifiers, as in
+ * Python. */
 static nbl_status is_identifier(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     bool all = self.string->size > 0;

@@ -1,7 +1,11 @@
 /* jinja_string_methods.c - the methods of str that search, strip, replace, pad and join.
  *
- * * Positions are counted in characters, as in Python; texts are UTF-8. Searches for long texts use
- * a rolling hash (Rabin-Karp), so that they are linear. */
+ * Positions are counted in characters, as in Python; texts are UTF-8. Searches for long texts use a
+ * rolling hash (Rabin-Karp), so that they are linear. A byte search is a character search, because
+ * no UTF-8 character begins inside another.
+ *
+ * The result of a method of safe HTML (Markup) is safe HTML too, and texts that are put into it are
+ * escaped. */
 #include "text/template/runtime/jinja_runtime.h"
 #include "text/template/library/jinja_unicode.h"
 
@@ -23,6 +27,8 @@ static int64_t find_long(const char *all, size_t size, const char *part, size_t 
     }
 }
 
+/* Short parts are searched by memchr for their first byte; at most LONG bytes are compared at each
+ * hit, so this is linear too. */
 int64_t nbl__tpl_find(const char *all, size_t size, const char *part, size_t part_size, size_t from)
 {
     enum { LONG = 32 };
@@ -37,6 +43,7 @@ int64_t nbl__tpl_find(const char *all, size_t size, const char *part, size_t par
     return -1;
 }
 
+/* Always by the rolling hash: there is no memrchr in standard C. */
 int64_t nbl__tpl_find_last(const char *all, size_t size, const char *part, size_t part_size)
 {
     uint64_t want = 0, have = 0, top = 1;
@@ -81,6 +88,7 @@ static nbl_status window(tpl_vm *vm, const tpl_string *s, tpl_value start, tpl_v
     return tpl_read(vm, s->size);
 }
 
+/* str.find and its kin: the position in characters, or -1. */
 static nbl_status find_text(tpl_vm *vm, tpl_value self, const tpl_args *args, const char *name, bool last,
                             int64_t *found)
 {
@@ -113,6 +121,7 @@ static nbl_status str_rfind(tpl_vm *vm, tpl_value self, const tpl_args *args, tp
     return find_text(vm, self, args, "rfind", true, &result->integer);
 }
 
+/* index() is find() that fails. */
 static nbl_status index_text(tpl_vm *vm, tpl_value self, const tpl_args *args, bool last, tpl_value *result)
 {
     *result = tpl_int(0);
@@ -130,6 +139,7 @@ static nbl_status str_rindex(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     return index_text(vm, self, args, true, result);
 }
 
+/* Counts occurrences that do not overlap. "" occurs before each character and at the end. */
 static nbl_status str_count(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value v[3];
@@ -208,6 +218,8 @@ static nbl_status count_read(tpl_vm *vm, size_t *read)
     return tpl_read_characters(vm, bytes);
 }
 
+/* str.strip and the filter trim. MISSING or none: white space. The set is searched character by
+ * character, so the work is counted: a long set over a long text is quadratic. */
 nbl_status nbl__tpl_strip(tpl_vm *vm, tpl_value v, tpl_value chars, bool left, bool right, tpl_value *result)
 {
     const tpl_string *s = v.string, *set = NULL;
@@ -232,6 +244,7 @@ nbl_status nbl__tpl_strip(tpl_vm *vm, tpl_value v, tpl_value chars, bool left, b
     return NBL_OK;
 }
 
+/* strip, lstrip and rstrip. `chars` is a set of characters, not an affix. */
 static nbl_status strip(tpl_vm *vm, tpl_value self, const tpl_args *args, bool left, bool right,
                         tpl_value *result)
 {
@@ -255,6 +268,7 @@ static nbl_status str_rstrip(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     return strip(vm, self, args, false, true, result);
 }
 
+/* removeprefix and removesuffix: the text itself if it has no such affix. */
 static nbl_status remove_affix(tpl_vm *vm, tpl_value self, const tpl_args *args, bool end, tpl_value *result)
 {
     tpl_value v;
@@ -283,6 +297,8 @@ static nbl_status str_removesuffix(tpl_vm *vm, tpl_value self, const tpl_args *a
 
 /* ---- making new text ---- */
 
+/* str.replace. A negative count means all. The parts between the matches are appended as they
+ * are. */
 nbl_status nbl__tpl_replace(tpl_vm *vm, const tpl_string *s, const tpl_string *from, const tpl_string *to,
                             int64_t count, tpl_value *result)
 {
@@ -311,6 +327,7 @@ nbl_status nbl__tpl_replace(tpl_vm *vm, const tpl_string *s, const tpl_string *f
     return nbl__tpl_take(vm, &text, result);
 }
 
+/* str.replace of safe HTML escapes the new text, of any type; the old text must be a string. */
 static nbl_status str_replace(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value v[3];
@@ -326,6 +343,7 @@ static nbl_status str_replace(tpl_vm *vm, tpl_value self, const tpl_args *args, 
     return NBL_OK;
 }
 
+/* str.center rounds as CPython: an odd blank goes to the left only if the width is odd. */
 nbl_status nbl__tpl_center(tpl_vm *vm, const tpl_string *s, int64_t width, uint32_t fill, int side,
                            tpl_value *result)
 {
@@ -341,6 +359,7 @@ nbl_status nbl__tpl_center(tpl_vm *vm, const tpl_string *s, int64_t width, uint3
     return nbl__tpl_take(vm, &text, result);
 }
 
+/* ljust, rjust and center with a fill character. */
 static nbl_status pad(tpl_vm *vm, tpl_value self, const tpl_args *args, int side, tpl_value *result)
 {
     tpl_value v[2];
@@ -372,6 +391,7 @@ static nbl_status str_center(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     return pad(vm, self, args, 0, result);
 }
 
+/* '-5'.zfill(4) is '-005': the zeros go behind the sign. */
 static nbl_status str_zfill(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value v, zeros;
@@ -390,6 +410,7 @@ static nbl_status str_zfill(tpl_vm *vm, tpl_value self, const tpl_args *args, tp
     return NBL_OK;
 }
 
+/* Tabs become blanks up to the next multiple of the tab size. A line end begins a new column. */
 static nbl_status str_expandtabs(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value v;
@@ -417,6 +438,8 @@ static nbl_status str_expandtabs(tpl_vm *vm, tpl_value self, const tpl_args *arg
     return NBL_OK;
 }
 
+/* str.join. Every item must be a text; under a safe separator items of all types are escaped
+ * instead. */
 nbl_status nbl__tpl_join(tpl_vm *vm, tpl_value separator, tpl_value items, tpl_value *result)
 {
     tpl_items list = {0};
@@ -444,6 +467,7 @@ static nbl_status str_join(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl
     return nbl__tpl_join(vm, self, items, result);
 }
 
+/* These methods need bytes or tables of characters, which templates do not have here. */
 static nbl_status str_unsupported(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     (void)self, (void)args, (void)result;

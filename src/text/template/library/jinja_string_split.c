@@ -3,6 +3,7 @@
 #include "text/template/runtime/jinja_runtime.h"
 #include "text/template/library/jinja_unicode.h"
 
+/* Adds the bytes [begin, end) to the parts. They are borrowed from the text. */
 static nbl_status push_part(tpl_vm *vm, tpl_items *parts, tpl_value self, const char *begin, const char *end)
 {
     tpl_value part;
@@ -11,6 +12,7 @@ static nbl_status push_part(tpl_vm *vm, tpl_items *parts, tpl_value self, const 
     return nbl__tpl_push(vm, parts, part);
 }
 
+/* The parts of a split from the end were found in reverse. */
 static void turn_round(tpl_items *parts)
 {
     for (int64_t i = 0, k = parts->count - 1; i < k; i++, k--) {
@@ -20,6 +22,7 @@ static void turn_round(tpl_items *parts)
     }
 }
 
+/* str.split() without a separator: runs of white space separate, and there are no empty parts. */
 static nbl_status split_space(tpl_vm *vm, tpl_value self, int64_t max, tpl_items *parts)
 {
     const char *at = self.string->bytes, *end = at + self.string->size;
@@ -33,6 +36,8 @@ static nbl_status split_space(tpl_vm *vm, tpl_value self, int64_t max, tpl_items
     }
 }
 
+/* The same from the end. Only `max` and the direction make a difference: 'a b c'.rsplit(none, 1) is
+ * ['a b', 'c']. */
 static nbl_status rsplit_space(tpl_vm *vm, tpl_value self, int64_t max, tpl_items *parts)
 {
     const char *begin = self.string->bytes, *end = begin + self.string->size;
@@ -62,6 +67,7 @@ static nbl_status rsplit_space(tpl_vm *vm, tpl_value self, int64_t max, tpl_item
     return NBL_OK;
 }
 
+/* str.split(by): every occurrence separates, so ',a'.split(',') is ['', 'a']. */
 static nbl_status split_by(tpl_vm *vm, tpl_value self, const tpl_string *by, int64_t max, bool from_end,
                            tpl_items *parts)
 {
@@ -84,6 +90,7 @@ static nbl_status split_by(tpl_vm *vm, tpl_value self, const tpl_string *by, int
     return NBL_OK;
 }
 
+/* str.split and rsplit. A maxsplit that is missing or negative splits everywhere. */
 static nbl_status split(tpl_vm *vm, tpl_value self, const tpl_args *args, bool from_end, tpl_value *result)
 {
     tpl_value v[2];
@@ -113,6 +120,8 @@ static nbl_status str_rsplit(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     return split(vm, self, args, true, result);
 }
 
+/* Splits at the line ends that Python knows: \n \r \r\n \v \f \x1c-\x1e \x85 U+2028 U+2029. A line
+ * end at the end of the text does not begin another line. */
 nbl_status nbl__tpl_split_lines(tpl_vm *vm, const tpl_string *s, bool keep_ends, tpl_items *lines)
 {
     const char *begin = s->bytes, *end = begin + s->size;
@@ -134,6 +143,7 @@ nbl_status nbl__tpl_split_lines(tpl_vm *vm, const tpl_string *s, bool keep_ends,
     return begin < end ? push_part(vm, lines, plain, begin, end) : NBL_OK;
 }
 
+/* str.splitlines(keepends). The lines are views into the text. */
 static nbl_status str_splitlines(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value v;
@@ -146,6 +156,8 @@ static nbl_status str_splitlines(tpl_vm *vm, tpl_value self, const tpl_args *arg
     return nbl__tpl_finish(vm, &lines, TPL_LIST, result);
 }
 
+/* 'a=b=c'.partition('=') is ('a', '=', 'b=c'). Without the separator the text is the first part, or
+ * for rpartition the last. */
 static nbl_status partition(tpl_vm *vm, tpl_value self, const tpl_args *args, bool last, tpl_value *result)
 {
     tpl_value v;

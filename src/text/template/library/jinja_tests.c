@@ -1,7 +1,11 @@
 /* jinja_tests.c - the tests behind `is`, and the look-up of filters and tests by name. A test has
- * the signature of a filter and stores a bool. */
+ * the signature of a filter and stores a bool.
+ *
+ * The tables are searched from their start. A template's filters and tests are looked up when it is
+ * parsed (tpl_node.callee); only map, select and similar filters search at run time. */
 #include "text/template/runtime/jinja_runtime.h"
 
+/* Python's TypeError for an argument that the test does not have. */
 static nbl_status no_arguments(tpl_vm *vm, const tpl_args *args)
 {
     if (args->count == 0 && args->keyword_count == 0) return NBL_OK;
@@ -15,17 +19,20 @@ static nbl_status one_argument(tpl_vm *vm, const char *name, const tpl_args *arg
 
 /* ---- kinds of values ---- */
 
+/* Has len() and [ ]: texts and dictionaries too, but no views. */
 static bool is_sequence(tpl_value v)
 {
     int64_t length;
     return nbl__tpl_length(v, &length) && v.type != TPL_VIEW;
 }
 
+/* Python's Mapping: the dictionary is the only one here. */
 static bool is_mapping(tpl_value v)
 {
     return v.type == TPL_DICT;
 }
 
+/* A test that depends on the type of the value only. */
 #define KIND_TEST(name, condition)                                                                           \
     static nbl_status name(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)                 \
     {                                                                                                        \
@@ -51,6 +58,7 @@ KIND_TEST(test_escaped, v.type == TPL_STRING && v.markup)
 
 /* ---- numbers ---- */
 
+/* True if v % divisor == rest, with the operator's own errors for texts and other types. */
 static nbl_status rest_is(tpl_vm *vm, tpl_value v, tpl_value divisor, int64_t rest, tpl_value *result)
 {
     tpl_value left;
@@ -81,6 +89,7 @@ static nbl_status test_divisibleby(tpl_vm *vm, tpl_value v, const tpl_args *args
 
 /* ---- comparisons ---- */
 
+/* A test that is a comparison: x is gt 3 is x > 3. */
 #define COMPARE_TEST(name, op)                                                                               \
     static nbl_status name(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)                 \
     {                                                                                                        \
@@ -98,6 +107,7 @@ COMPARE_TEST(test_ge, OP_GE)
 COMPARE_TEST(test_lt, OP_LT)
 COMPARE_TEST(test_le, OP_LE)
 
+/* x is in container. */
 static nbl_status test_in(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value container;
@@ -107,6 +117,7 @@ static nbl_status test_in(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_val
     return *result = tpl_bool(truth), NBL_OK;
 }
 
+/* `is sameas`: Python's `is`. */
 static nbl_status test_sameas(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value other;
@@ -117,6 +128,7 @@ static nbl_status test_sameas(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
 
 /* ---- text ---- */
 
+/* x is lower: str(x).islower(). The method's table is searched by name. */
 static nbl_status ask_method(tpl_vm *vm, tpl_value v, const char *method, const tpl_args *args,
                              tpl_value *result)
 {
@@ -138,6 +150,7 @@ static nbl_status test_upper(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_
     return ask_method(vm, v, "isupper", args, result);
 }
 
+/* x is filter: jinja2 looks the value up in a dictionary, so a list is an error and not false. */
 static nbl_status check_hashable(tpl_vm *vm, tpl_value v)
 {
     uint64_t hash;
@@ -210,11 +223,14 @@ static const tpl_filter *find(const tpl_filter *table, const tpl_string *name)
     return NULL;
 }
 
+/* An unknown name is NULL. jinja_scope.c reports it, or the evaluation where a template may test for
+ * it. */
 const tpl_filter *nbl__tpl_find_test(const tpl_string *name)
 {
     return find(nbl__tpl_tests, name);
 }
 
+/* The order of the four tables does not matter: no name is in two of them. */
 const tpl_filter *nbl__tpl_find_filter(const tpl_string *name)
 {
     const tpl_filter *found = find(nbl__tpl_value_filters, name);
@@ -223,6 +239,7 @@ const tpl_filter *nbl__tpl_find_filter(const tpl_string *name)
     return found ? found : find(nbl__tpl_lazy_filters, name);
 }
 
+/* The filter of map('name'): the name is known only now. */
 nbl_status nbl__tpl_apply_filter(tpl_vm *vm, const tpl_string *name, tpl_value input, const tpl_args *args,
                                  tpl_value *result)
 {
@@ -232,6 +249,7 @@ nbl_status nbl__tpl_apply_filter(tpl_vm *vm, const tpl_string *name, tpl_value i
     return filter->run(vm, input, args, result);
 }
 
+/* The test of select('name'). */
 nbl_status nbl__tpl_apply_test(tpl_vm *vm, const tpl_string *name, tpl_value input, const tpl_args *args,
                                bool *result)
 {

@@ -1,10 +1,14 @@
 /* jinja_text_filters.c - filters of text: case, trim, replace, indent, truncate, striptags and
- * others. */
+ * others.
+ *
+ * The input is made a text first (nbl__tpl_soft_str), as jinja2's soft_str does: safe HTML stays
+ * safe. */
 #include <stdio.h>
 
 #include "text/template/runtime/jinja_runtime.h"
 #include "text/template/library/jinja_unicode.h"
 
+/* The filters upper, lower and capitalize. */
 static nbl_status change_case(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_case how, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "this filter", args, "", 0, NULL));
@@ -27,6 +31,7 @@ static nbl_status filter_capitalize(tpl_vm *vm, tpl_value v, const tpl_args *arg
     return change_case(vm, v, args, CASE_CAPITALIZE, result);
 }
 
+/* True for the characters between the words of `title`: '-', opening brackets and white space. */
 static bool parts_words(uint32_t c)
 {
     return c == '-' || c == '(' || c == '{' || c == '[' || c == '<' || nbl__tpl_is_space(c);
@@ -56,6 +61,7 @@ static nbl_status filter_title(tpl_vm *vm, tpl_value v, const tpl_args *args, tp
     return nbl__tpl_take(vm, &text, result);
 }
 
+/* x|trim(chars): str.strip. */
 static nbl_status filter_trim(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value chars;
@@ -64,6 +70,7 @@ static nbl_status filter_trim(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
     return nbl__tpl_strip(vm, v, chars, true, true, result);
 }
 
+/* x|center(width): str.center with blanks. */
 static nbl_status filter_center(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a;
@@ -76,6 +83,8 @@ static nbl_status filter_center(tpl_vm *vm, tpl_value v, const tpl_args *args, t
     return NBL_OK;
 }
 
+/* x|replace(old, new, count). Without autoescape all are plain text. With it, safe HTML on one side
+ * makes the other side escaped, so that the result stays safe. */
 static nbl_status filter_replace(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[3];
@@ -99,6 +108,7 @@ static nbl_status filter_replace(tpl_vm *vm, tpl_value v, const tpl_args *args, 
     return NBL_OK;
 }
 
+/* '%s %s'|format(a, b) is the operator %. */
 static nbl_status filter_format(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value values, *items;
@@ -117,6 +127,8 @@ static nbl_status filter_format(tpl_vm *vm, tpl_value v, const tpl_args *args, t
     return nbl__tpl_percent(vm, v, values, result);
 }
 
+/* x|indent(4): a line end becomes a line end and four blanks. The first line and empty lines are
+ * left alone, unless `first` or `blank` is set. */
 static nbl_status filter_indent(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[3], blanks, indent;
@@ -140,6 +152,7 @@ static nbl_status filter_indent(tpl_vm *vm, tpl_value v, const tpl_args *args, t
                               nbl__tpl_type_name(v));
     if (v.markup && !indent.markup)
         NBL_TRY(a[0].type == TPL_STRING ? NBL_OK : nbl__tpl_escape(vm, indent, &indent));
+    /* the line end that is added keeps an empty last line, which splitting into lines would drop */
     NBL_TRY(nbl__tpl_add_string(vm, &more, v.string));
     NBL_TRY(tpl_add_c(vm, &more, "\n"));
     tpl_string whole = {more.bytes, more.size, more.length};
@@ -155,6 +168,8 @@ static nbl_status filter_indent(tpl_vm *vm, tpl_value v, const tpl_args *args, t
     return NBL_OK;
 }
 
+/* x|truncate(255): cuts a text that is longer than length + leeway, at the last blank, and adds
+ * "...". With `killwords` it cuts inside a word. */
 static nbl_status filter_truncate(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value a[4], cut;
@@ -189,6 +204,7 @@ static nbl_status filter_truncate(tpl_vm *vm, tpl_value v, const tpl_args *args,
     return NBL_OK;
 }
 
+/* Counts runs of \w characters, as jinja2's regular expression does. */
 static nbl_status filter_wordcount(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     int64_t count = 0;
@@ -206,6 +222,7 @@ static nbl_status filter_wordcount(tpl_vm *vm, tpl_value v, const tpl_args *args
     return *result = tpl_int(count), NBL_OK;
 }
 
+/* Percent-encoding of the UTF-8 bytes. In a query string a blank is '+' and '/' is encoded. */
 static nbl_status add_quoted(tpl_vm *vm, tpl_text *text, tpl_value v, bool query)
 {
     tpl_value plain;
@@ -224,6 +241,7 @@ static nbl_status add_quoted(tpl_vm *vm, tpl_text *text, tpl_value v, bool query
     return NBL_OK;
 }
 
+/* A text is quoted as a path. A dictionary or pairs become a query string: a=1&b=2. */
 static nbl_status filter_urlencode(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_text text = {0};
@@ -276,6 +294,7 @@ static nbl_status filter_striptags(tpl_vm *vm, tpl_value v, const tpl_args *args
         all = text.bytes;
         size = text.size;
     }
+    /* runs of white space become one blank, and none at the ends */
     bool pending = false;
     for (int n; at = (size_t)(all - text.bytes), at < size; all += n) {
         uint32_t c = tpl_char(all, &n);

@@ -1,7 +1,12 @@
 /* jinja_unicode.c - properties of characters; see jinja_unicode.h.
  *
  * A property is computed from the general category. For the characters of an exception table the
- * answer is inverted. Each look-up is a binary search of at most a hundred ranges. */
+ * answer is inverted:
+ *
+ *     is_lower(c) = (category(c) == Ll) != (c is in other_lower)
+ *
+ * Each look-up is a binary search of a table. Characters that are newer than Python's Unicode are
+ * unassigned here. */
 #include "text/template/library/jinja_unicode.h"
 
 #include <stddef.h>
@@ -19,6 +24,7 @@ typedef struct special {
 
 #define IN(table, code) in_table(table, sizeof table / sizeof *table, code)
 
+/* True if a range of a sorted table contains the character. */
 static bool in_table(const range *table, size_t count, uint32_t code)
 {
     size_t low = 0, high = count;
@@ -31,6 +37,8 @@ static bool in_table(const range *table, size_t count, uint32_t code)
     return false;
 }
 
+/* Finds a case mapping that utf8proc does not have, such as ß to SS. Returns the number of
+ * characters; 0: none. */
 static int map_special(const special *table, size_t count, uint32_t code, uint32_t to[3])
 {
     size_t low = 0, high = count;
@@ -47,6 +55,7 @@ static int map_special(const special *table, size_t count, uint32_t code, uint32
     return 0;
 }
 
+/* The general category, as Python 3.11 knows it. */
 static int category(uint32_t code)
 {
     return IN(unassigned, code) ? UTF8PROC_CATEGORY_CN : utf8proc_category((utf8proc_int32_t)code);
@@ -58,6 +67,7 @@ static bool is_letter(int c)
            c == UTF8PROC_CATEGORY_LM || c == UTF8PROC_CATEGORY_LO;
 }
 
+/* White space is no category: Python takes the bidirectional types WS, B and S, and category Zs. */
 bool nbl__tpl_is_space(uint32_t c)
 {
     return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
@@ -143,6 +153,7 @@ bool nbl__tpl_is_name_continue(uint32_t code)
     return usual != IN(other_continue, code);
 }
 
+/* A case mapping: the exception, or utf8proc's mapping of one character. */
 static int map(const special *table, size_t count, utf8proc_int32_t (*simple)(utf8proc_int32_t),
                uint32_t code, uint32_t to[3])
 {

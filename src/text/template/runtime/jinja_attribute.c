@@ -1,13 +1,26 @@
 /* jinja_attribute.c - obj.name and obj[key], under the rules of jinja2's immutable sandbox.
  *
- * Names that begin with an underscore, and methods that change their object, are unsafe. Reading
- * one gives an undefined value. Using that value is an error that says why. */
+ * The two forms differ in the order of the look-ups. d is a dictionary with an entry "items":
+ *
+ *     d.items      attribute first: the method items
+ *     d['items']   item first: the entry
+ *
+ * If neither exists, the result is an undefined value that knows the object and the name. Using it
+ * is an error with both in the message; printing it prints nothing.
+ *
+ * Names that begin with an underscore, and methods that change their object (list.append,
+ * dict.pop), are unsafe. Reading one gives an undefined value. Using that value is an error that
+ * says why.
+ *
+ * Methods are not stored in objects. They are found by name in the tables of jinja_runtime.h, and
+ * become a TPL_FUNCTION that has the object as `self`. */
 #include <stdio.h>
 
 #include "text/template/runtime/jinja_runtime.h"
 
 /* ---- the attributes of each Python type ---- */
 
+/* Searches a table of methods, which ends with a NULL name. */
 static const tpl_method *find_method(const tpl_method *methods, const tpl_string *name)
 {
     for (; methods->name; methods++)
@@ -15,6 +28,7 @@ static const tpl_method *find_method(const tpl_method *methods, const tpl_string
     return NULL;
 }
 
+/* True if a name is in a list of words, which ends with NULL. */
 static bool in_words(const char *const *words, const tpl_string *name)
 {
     for (; *words; words++)
@@ -55,6 +69,8 @@ static bool is_dunder(tpl_value obj, const tpl_string *name)
     return in_words(common, name) || (nbl__tpl_length(obj, &length) && in_words(containers, name));
 }
 
+/* The attributes that Python's int and float have: (3).real, (3).numerator, (1.5).imag, …. A bool
+ * is an integer here: true.real is 1. */
 static nbl_status number_attribute(tpl_vm *vm, tpl_value obj, const tpl_string *name, tpl_value *result,
                                    bool *found)
 {
@@ -70,6 +86,7 @@ static nbl_status number_attribute(tpl_vm *vm, tpl_value obj, const tpl_string *
     return nbl__tpl_function(vm, method->name, method->call, nbl__tpl_type_name(obj), obj, result);
 }
 
+/* The attributes of jinja2's class Macro. */
 static nbl_status macro_attribute(tpl_vm *vm, const tpl_macro *macro, const tpl_string *name,
                                   tpl_value *result, bool *found)
 {
@@ -94,6 +111,7 @@ static nbl_status macro_attribute(tpl_vm *vm, const tpl_macro *macro, const tpl_
     return NBL_OK;
 }
 
+/* range(1, 10, 2).start, .stop and .step. */
 static nbl_status range_attribute(const tpl_range *range, const tpl_string *name, tpl_value *result,
                                   bool *found)
 {
@@ -107,6 +125,7 @@ static nbl_status range_attribute(const tpl_range *range, const tpl_string *name
 
 /* ---- methods of cyclers ---- */
 
+/* next() returns the current item and moves on. After the last item the first one follows. */
 static nbl_status call_next(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "next", args, "", 0, NULL));
@@ -116,6 +135,7 @@ static nbl_status call_next(tpl_vm *vm, tpl_value self, const tpl_args *args, tp
     return NBL_OK;
 }
 
+/* reset() begins with the first item again. */
 static nbl_status call_reset(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "reset", args, "", 0, NULL));
@@ -124,6 +144,7 @@ static nbl_status call_reset(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     return NBL_OK;
 }
 
+/* The attributes of jinja2's classes Joiner and Cycler. self and blocks have none. */
 static nbl_status object_attribute(tpl_vm *vm, tpl_value obj, const tpl_string *name, tpl_value *result,
                                    bool *found)
 {
@@ -143,6 +164,8 @@ static nbl_status object_attribute(tpl_vm *vm, tpl_value obj, const tpl_string *
     return NBL_OK;
 }
 
+/* The attributes and methods that Python's type has. *safe is false for those that the sandbox
+ * forbids; they still exist, so that obj.append is unsafe and not an item of obj. */
 nbl_status nbl__tpl_python_attribute(tpl_vm *vm, tpl_value obj, const tpl_string *name, tpl_value *result,
                                      bool *found, bool *safe)
 {
@@ -152,6 +175,7 @@ nbl_status nbl__tpl_python_attribute(tpl_vm *vm, tpl_value obj, const tpl_string
     const tpl_method *method = NULL;
     *found = true;
     *safe = true;
+    /* count the reading of the name, which may be the long key of obj[key] */
     NBL_TRY(tpl_read(vm, name->size)); /* of a key that is looked up */
     if (name->size && name->bytes[0] == '_') {
         *found = is_dunder(obj, name);
@@ -167,6 +191,7 @@ nbl_status nbl__tpl_python_attribute(tpl_vm *vm, tpl_value obj, const tpl_string
     case TPL_TUPLE:
         if (obj.list->group && tpl_same(name, "grouper")) return *result = obj.list->items[0], NBL_OK;
         if (obj.list->group && tpl_same(name, "list")) return *result = obj.list->items[1], NBL_OK;
+        /* a tuple has the methods of a list (count, index), but for copy */
         if (!tpl_same(name, "copy")) method = find_method(nbl__tpl_list_methods, name);
         break;
     case TPL_LIST:
@@ -208,6 +233,8 @@ nbl_status nbl__tpl_python_attribute(tpl_vm *vm, tpl_value obj, const tpl_string
 
 /* ---- subscripts ---- */
 
+/* Converts an index to 0 … length - 1. Negative indices count from the end. *found is false for an
+ * index out of range or of another type. */
 static nbl_status by_index(tpl_value obj, tpl_value key, int64_t *at, bool *found)
 {
     int64_t length;
@@ -239,6 +266,8 @@ static nbl_status python_item(tpl_vm *vm, tpl_value obj, tpl_value key, tpl_valu
         if (*found) *result = obj.list->items[at];
         return NBL_OK;
     case TPL_RANGE:
+        /* Python raises TypeError for a key that cannot be hashed; jinja2 then looks for an
+         * attribute */
         NBL_TRY(by_index(obj, key, &at, found));
         if (*found) *result = tpl_int(obj.range->start + at * obj.range->step);
         return NBL_OK;
@@ -280,6 +309,7 @@ static const char *described(tpl_vm *vm, tpl_value obj)
     return text;
 }
 
+/* Makes the undefined value of an unsafe attribute. jinja2's message is its hint. */
 static nbl_status unsafe(tpl_vm *vm, tpl_value obj, const tpl_string *name, tpl_value *result)
 {
     char hint[256];
@@ -291,6 +321,7 @@ static nbl_status unsafe(tpl_vm *vm, tpl_value obj, const tpl_string *name, tpl_
     return nbl__tpl_undefined(vm, text.string->bytes, NULL, tpl_none(), result);
 }
 
+/* An undefined object fails at once, as in jinja2: only the last name of a.b.c may be undefined. */
 nbl_status nbl__tpl_getattr(tpl_vm *vm, tpl_value obj, tpl_value name, tpl_value *result)
 {
     bool found, safe;
@@ -302,6 +333,8 @@ nbl_status nbl__tpl_getattr(tpl_vm *vm, tpl_value obj, tpl_value name, tpl_value
     return nbl__tpl_undefined(vm, NULL, described(vm, obj), name, result);
 }
 
+/* obj[key]: the item first, then the attribute if the key is a text. The key of a dictionary thus
+ * wins over its methods. */
 nbl_status nbl__tpl_getitem(tpl_vm *vm, tpl_value obj, tpl_value key, tpl_value *result)
 {
     bool found, safe;

@@ -1,5 +1,17 @@
-/* jinja_call.c - calls: binds arguments to parameters, runs macros, and has the global
- * functions. */
+/* jinja_call.c - calls: binds arguments to parameters, runs macros, and has the global functions.
+ *
+ * Built-in functions, filters, tests and methods have the parameters in a text: nbl__tpl_bind fills
+ * an array from it.
+ *
+ *     nbl__tpl_bind(vm, "replace", args, "old new count", 2, v)     replace('a', new='b')
+ *         v[0] = 'a', v[1] = 'b', v[2] = MISSING
+ *
+ * Macros have slots: bind_macro() fills the parameters, bind_rest() the variables caller, kwargs
+ * and varargs, and fill_defaults() what is still missing. The order is that of jinja2's
+ * Macro.__call__, since it decides which error comes first.
+ *
+ * The global functions are those of jinja2 (range, dict, cycler, joiner, namespace, lipsum) and of
+ * transformers (raise_exception, strftime_now). */
 #include <stdio.h>
 #include <time.h>
 
@@ -18,6 +30,8 @@ static size_t word_at(const char *words, int index, const char **word)
     }
 }
 
+/* Positional arguments first, then keywords by name. The messages are shorter than Python's, but of
+ * the same type. */
 nbl_status nbl__tpl_bind(tpl_vm *vm, const char *function, const tpl_args *args, const char *names,
                          int required, tpl_value *values)
 {
@@ -80,6 +94,7 @@ nbl_status nbl__tpl_want_truth(tpl_vm *vm, tpl_value v, bool *truth)
 
 /* ---- macros ---- */
 
+/* Finds an argument by name that no parameter has taken yet. NULL: none. */
 static tpl_keyword *find_keyword(const tpl_args *args, const bool *used, const tpl_string *name)
 {
     for (int64_t i = 0; i < args->keyword_count; i++) {
@@ -90,6 +105,7 @@ static tpl_keyword *find_keyword(const tpl_args *args, const bool *used, const t
     return NULL;
 }
 
+/* The name of a macro for messages. A call block and a generation block have none. */
 static const char *macro_name(tpl_vm *vm, const tpl_macro *macro)
 {
     return macro->node->kind == NODE_MACRO ? nbl__tpl_shown(vm, macro->node->value) : "None";
@@ -135,6 +151,11 @@ static nbl_status bind_rest(tpl_vm *vm, const tpl_macro *macro, const tpl_args *
     return NBL_OK;
 }
 
+/* Sets the parameters from the positional arguments, then from keywords of the same name. used[k]
+ * is set for each keyword k that a parameter took. A parameter without an argument stays MISSING.
+ *
+ * found_caller tells bind_rest() that a parameter has the name `caller`. As in jinja2, only the
+ * parameters that are not given by position are searched; or all, if every one is. */
 static nbl_status bind_macro(tpl_vm *vm, const tpl_macro *macro, const tpl_args *args, tpl_frame *frame)
 {
     const tpl_node *node = macro->node;
@@ -162,6 +183,9 @@ static nbl_status bind_macro(tpl_vm *vm, const tpl_macro *macro, const tpl_args 
     return bind_rest(vm, macro, args, used, found_caller, frame);
 }
 
+/* Evaluates the defaults of the parameters that were not given, in order. A default sees the
+ * parameters before it: {% macro f(a, b=a) %}. A parameter without a default becomes undefined, not
+ * an error. */
 static nbl_status fill_defaults(tpl_vm *vm, const tpl_macro *macro, tpl_frame *frame)
 {
     const tpl_node *node = macro->node;
@@ -187,6 +211,8 @@ static nbl_status fill_defaults(tpl_vm *vm, const tpl_macro *macro, tpl_frame *f
     return NBL_OK;
 }
 
+/* Runs a macro in a new frame, whose parent is the frame of its definition. The output is collected
+ * and returned as text; under autoescape it is safe HTML. */
 nbl_status nbl__tpl_call_macro(tpl_vm *vm, const tpl_macro *macro, const tpl_args *args, tpl_value *result)
 {
     tpl_text text = {0}, *outer = vm->out;
@@ -205,6 +231,7 @@ nbl_status nbl__tpl_call_macro(tpl_vm *vm, const tpl_macro *macro, const tpl_arg
     return NBL_OK;
 }
 
+/* <Macro 'name'>, or <Macro anonymous> for a call block. */
 nbl_status nbl__tpl_add_macro_repr(tpl_vm *vm, tpl_text *text, const tpl_macro *macro)
 {
     NBL_TRY(tpl_add_c(vm, text, "<Macro "));
@@ -215,12 +242,16 @@ nbl_status nbl__tpl_add_macro_repr(tpl_vm *vm, tpl_text *text, const tpl_macro *
 
 /* ---- calls ---- */
 
+/* What Python's callable() says, and an undefined value: calling it fails with the name that is
+ * undefined. */
 bool nbl__tpl_is_callable(tpl_value v)
 {
     return v.type == TPL_FUNCTION || v.type == TPL_MACRO || v.type == TPL_LOOP || v.type == TPL_UNDEFINED ||
            (v.type == TPL_OBJECT && (v.object->kind == TPL_JOINER || v.object->kind == TPL_BLOCK));
 }
 
+/* A joiner returns "" at its first call and its separator later. self.name() prints the block
+ * again. */
 static nbl_status call_object(tpl_vm *vm, tpl_object *object, const tpl_args *args, tpl_value *result)
 {
     tpl_text text = {0}, *outer = vm->out;
@@ -236,6 +267,7 @@ static nbl_status call_object(tpl_vm *vm, tpl_object *object, const tpl_args *ar
     return nbl__tpl_take(vm, &text, result);
 }
 
+/* Calls a function, a macro, a recursive loop, a joiner or a block. */
 nbl_status nbl__tpl_call(tpl_vm *vm, tpl_value callee, const tpl_args *args, tpl_value *result)
 {
     switch ((tpl_type)callee.type) {
@@ -253,6 +285,8 @@ nbl_status nbl__tpl_call(tpl_vm *vm, tpl_value callee, const tpl_args *args, tpl
 
 /* ---- global functions ---- */
 
+/* range(stop), range(start, stop) or range(start, stop, step). The limit of 100000 items is
+ * jinja2's MAX_RANGE. */
 static nbl_status call_range(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     enum { MAX = 100000 };
@@ -313,6 +347,7 @@ static nbl_status make_dict(tpl_vm *vm, const tpl_args *args, tpl_dict **result)
     return NBL_OK;
 }
 
+/* dict(a=1) or dict([['a', 1]]). */
 static nbl_status call_dict(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     (void)self;
@@ -320,6 +355,7 @@ static nbl_status call_dict(tpl_vm *vm, tpl_value self, const tpl_args *args, tp
     return make_dict(vm, args, &result->dict);
 }
 
+/* namespace(a=1): an object whose attributes a template may set, also from inside a loop. */
 static nbl_status call_namespace(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     (void)self;
@@ -337,6 +373,7 @@ static nbl_status call_namespace(tpl_vm *vm, tpl_value self, const tpl_args *arg
     return NBL_OK;
 }
 
+/* raise_exception(message) of transformers: the rendering fails with this message, unchanged. */
 static nbl_status call_raise(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value message;
@@ -348,6 +385,7 @@ static nbl_status call_raise(tpl_vm *vm, tpl_value self, const tpl_args *args, t
                           message.string->bytes);
 }
 
+/* strftime_now(format) of transformers: the local time now. The result is not reproducible. */
 static nbl_status call_strftime(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     enum { MAX = 4096 };
@@ -388,6 +426,7 @@ static nbl_status call_strftime(tpl_vm *vm, tpl_value self, const tpl_args *args
     return nbl__tpl_string(vm, out, size - 1, result);
 }
 
+/* cycler('a', 'b'): next() returns its items in turn. */
 static nbl_status call_cycler(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_object *cycler;
@@ -404,6 +443,8 @@ static nbl_status call_cycler(tpl_vm *vm, tpl_value self, const tpl_args *args, 
     return NBL_OK;
 }
 
+/* joiner(', '): returns '' once, and then the separator; for lists whose items are printed by
+ * conditions. */
 static nbl_status call_joiner(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_object *joiner;
@@ -416,12 +457,15 @@ static nbl_status call_joiner(tpl_vm *vm, tpl_value self, const tpl_args *args, 
     return NBL_OK;
 }
 
+/* Known, so that a template that mentions it can be parsed; calling it is an error. */
 static nbl_status call_lipsum(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     (void)self, (void)args, (void)result;
     return nbl__tpl_refuse(vm, "lipsum(): random text has no place in a chat template");
 }
 
+/* Adds the global functions to the variables. A variable of the caller with the same name replaces
+ * one. */
 nbl_status nbl__tpl_globals(tpl_vm *vm, tpl_dict *context)
 {
     static const struct {

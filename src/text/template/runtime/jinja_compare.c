@@ -1,8 +1,17 @@
-/* jinja_compare.c - truth, equality, order, length and membership, with Python's rules. */
+/* jinja_compare.c - truth, equality, order, length and membership, with Python's rules.
+ *
+ *     1 == 1.0 == true     numbers are equal across types, and compared without rounding
+ *     [1] == (1,)          false: a list is never equal to a tuple
+ *     'a' < 1              TypeError: only numbers, two texts, two lists or two tuples have an order
+ *     nan == nan           false; but nan in [nan] is true: `in` compares by identity first
+ *
+ * Values nest at most TPL_MAX_DEPTH deep here: each level of a list or dictionary is entered
+ * (nbl__tpl_enter). */
 #include <math.h>
 
 #include "text/template/runtime/jinja_runtime.h"
 
+/* len(): an undefined value has length 0, as jinja2's Undefined. */
 bool nbl__tpl_length(tpl_value v, int64_t *length)
 {
     switch ((tpl_type)v.type) {
@@ -17,6 +26,7 @@ bool nbl__tpl_length(tpl_value v, int64_t *length)
     }
 }
 
+/* False are none, undefined, zero and everything of length 0. Objects without a length are true. */
 nbl_status nbl__tpl_truth(tpl_vm *vm, tpl_value v, bool *truth)
 {
     int64_t length;
@@ -62,6 +72,8 @@ static int order_strings(const tpl_string *a, const tpl_string *b)
     return order ? order : a->size < b->size ? -1 : a->size > b->size;
 }
 
+/* Python's `is`. Values of the same type are identical if they are the same object. Integers, texts
+ * and empty tuples have no identity here and are compared by value, floats by their bits. */
 bool nbl__tpl_identical(tpl_value a, tpl_value b)
 {
     if (a.type != b.type || a.view != b.view) return false;
@@ -77,6 +89,7 @@ bool nbl__tpl_identical(tpl_value a, tpl_value b)
     }
 }
 
+/* Equal if all items are equal in order. Stops at the first difference. */
 static nbl_status equal_lists(tpl_vm *vm, const tpl_list *a, const tpl_list *b, bool *equal)
 {
     if (a == b || a->count != b->count) return *equal = a == b, NBL_OK;
@@ -88,6 +101,7 @@ static nbl_status equal_lists(tpl_vm *vm, const tpl_list *a, const tpl_list *b, 
     return nbl__tpl_work(vm, (uint64_t)a->count);
 }
 
+/* Equal if both have the same keys and equal values. The order of the entries does not matter. */
 static nbl_status equal_dicts(tpl_vm *vm, const tpl_dict *a, const tpl_dict *b, bool *equal)
 {
     if (a == b || a->count != b->count) return *equal = a == b, NBL_OK;
@@ -103,6 +117,7 @@ static nbl_status equal_dicts(tpl_vm *vm, const tpl_dict *a, const tpl_dict *b, 
     return nbl__tpl_work(vm, (uint64_t)a->count);
 }
 
+/* a == b. Only numbers are equal across types. Two undefined values are equal. */
 nbl_status nbl__tpl_equal(tpl_vm *vm, tpl_value a, tpl_value b, bool *equal)
 {
     if (tpl_is_number(a) && tpl_is_number(b)) return *equal = order_numbers(a, b) == 0, NBL_OK;
@@ -116,6 +131,7 @@ nbl_status nbl__tpl_equal(tpl_vm *vm, tpl_value a, tpl_value b, bool *equal)
         if (a.string->size != b.string->size) return NBL_OK;
         *equal = memcmp(a.string->bytes, b.string->bytes, a.string->size) == 0;
         return tpl_read(vm, a.string->size);
+    /* Python compares ranges as sequences of numbers: range(0) == range(5, 5). */
     case TPL_LIST:
     case TPL_TUPLE: return equal_lists(vm, a.list, b.list, equal);
     case TPL_DICT: return equal_dicts(vm, a.dict, b.dict, equal);
@@ -146,11 +162,14 @@ nbl_status nbl__tpl_equal(tpl_vm *vm, tpl_value a, tpl_value b, bool *equal)
     }
 }
 
+/* True if an order holds for the sign of a comparison (-1, 0, 1). */
 static bool holds(tpl_order order, int sign)
 {
     return order == TPL_LT ? sign < 0 : order == TPL_LE ? sign <= 0 : order == TPL_GT ? sign > 0 : sign >= 0;
 }
 
+/* a < b and its kin. An undefined operand fails before the types are compared, as Undefined.__lt__
+ * does. */
 nbl_status nbl__tpl_compare(tpl_vm *vm, tpl_order order, tpl_value a, tpl_value b, bool *result)
 {
     static const char *const signs[] = {"<", "<=", ">", ">="};
@@ -164,6 +183,7 @@ nbl_status nbl__tpl_compare(tpl_vm *vm, tpl_order order, tpl_value a, tpl_value 
         *result = holds(order, order_strings(a.string, b.string));
         return tpl_read(vm, a.string->size < b.string->size ? a.string->size : b.string->size);
     }
+    /* lists and tuples: the first items that are not equal decide, then the lengths */
     if (tpl_is_sequence(a) && a.type == b.type) {
         const tpl_list *p = a.list, *q = b.list;
         int64_t i = 0, common = nbl__min_i64(p->count, q->count);
@@ -183,6 +203,8 @@ nbl_status nbl__tpl_compare(tpl_vm *vm, tpl_order order, tpl_value a, tpl_value 
                           signs[order], nbl__tpl_type_name(a), nbl__tpl_type_name(b));
 }
 
+/* `item in container`. A text looks for a part of itself, a dictionary for a key, and every other
+ * value is searched item by item. An iterator is consumed up to the item that is found. */
 nbl_status nbl__tpl_contains(tpl_vm *vm, tpl_value container, tpl_value item, bool *result)
 {
     tpl_entry *entry;

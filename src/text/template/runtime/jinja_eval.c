@@ -1,8 +1,17 @@
-/* jinja_eval.c - evaluates expressions: one recursive function over the nodes. While folding
- * (vm->folding) a name or a call makes the evaluation fail, so that the expression is not
- * constant. */
+/* jinja_eval.c - evaluates expressions: one recursive function over the nodes.
+ *
+ * nbl__tpl_eval counts the depth and the work, then calls the function of the node's kind. Operands
+ * are evaluated from left to right. `and`, `or`, conditional expressions and chained comparisons
+ * stop as soon as the result is known; the rest is not evaluated, as in Python.
+ *
+ * The position for messages (tpl_at) is set on entry of a node, and again after its operands,
+ * because these have moved it.
+ *
+ * While folding (vm->folding) a name or a call makes the evaluation fail, so that the expression is
+ * not constant. There is no frame then. */
 #include "text/template/runtime/jinja_runtime.h"
 
+/* Reads a slot. An empty slot is jinja2's undefined variable. */
 static nbl_status eval_name(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     *result = tpl_hop(frame, node->hops)->slots[node->slot];
@@ -10,6 +19,7 @@ static nbl_status eval_name(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     return nbl__tpl_undefined(vm, NULL, NULL, node->value, result);
 }
 
+/* Evaluates a list or tuple, from left to right. */
 static nbl_status eval_items(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_type type,
                              tpl_value *result)
 {
@@ -20,6 +30,7 @@ static nbl_status eval_items(tpl_vm *vm, tpl_frame *frame, const tpl_node *node,
     return NBL_OK;
 }
 
+/* Evaluates a dictionary: each key before its value. Of equal keys the last value counts. */
 static nbl_status eval_dict(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_dict *dict;
@@ -34,6 +45,8 @@ static nbl_status eval_dict(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     return NBL_OK;
 }
 
+/* `a if b else c`. Without else the result is an undefined value; such an expression is not
+ * folded. */
 static nbl_status eval_cond(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_value test;
@@ -47,6 +60,7 @@ static nbl_status eval_cond(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     return nbl__tpl_undefined(vm, hint, NULL, tpl_none(), result);
 }
 
+/* Adds a keyword argument. The same name twice is an error: f(a=1, **{'a': 2}). */
 static nbl_status add_keyword(tpl_vm *vm, tpl_args *args, int64_t *room, tpl_value name, tpl_value value)
 {
     for (int64_t i = 0; i < args->keyword_count; i++) {
@@ -68,6 +82,7 @@ static nbl_status add_keyword(tpl_vm *vm, tpl_args *args, int64_t *room, tpl_val
     return nbl__tpl_work(vm, (uint64_t)args->keyword_count);
 }
 
+/* Evaluates the arguments of a call, filter or test: positional ones, keywords, then *a and **b. */
 static nbl_status eval_args(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_args *args)
 {
     tpl_items items = {0};
@@ -103,6 +118,7 @@ static nbl_status eval_args(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     return NBL_OK;
 }
 
+/* The function is evaluated before its arguments, as in Python. */
 static nbl_status eval_call(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_value callee;
@@ -132,6 +148,8 @@ static nbl_status eval_filter(tpl_vm *vm, tpl_frame *frame, const tpl_node *node
     return filter->run(vm, input, &args, result);
 }
 
+/* A test is a filter with a bool as its result. An unknown one fails only here, when it is
+ * reached. */
 static nbl_status eval_test(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_value input;
@@ -144,6 +162,8 @@ static nbl_status eval_test(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     return test->run(vm, input, &args, result);
 }
 
+/* `a[b]`, or a slice `a[b:c:d]`. A slice of a value that has none is undefined while jinja2 folds,
+ * and an error at run time; see jinja_constant.c. */
 static nbl_status eval_getitem(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_value object, key, parts[3] = {tpl_none(), tpl_none(), tpl_none()};
@@ -189,6 +209,7 @@ static nbl_status eval_concat(tpl_vm *vm, tpl_frame *frame, const tpl_node *node
     return NBL_OK;
 }
 
+/* `a < b < c` is a < b and b < c; b is evaluated once. */
 static nbl_status eval_compare(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_value left, right;
@@ -214,6 +235,7 @@ static nbl_status eval_binary(tpl_vm *vm, tpl_frame *frame, const tpl_node *node
     return nbl__tpl_binary(vm, node->op, a, b, result);
 }
 
+/* `not` gives a bool. `and` and `or` give one of their operands: '' or 'x' is 'x'. */
 static nbl_status eval_logic(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     bool truth;
@@ -239,6 +261,7 @@ static nbl_status eval_sign(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     return nbl__tpl_unary(vm, node->kind == NODE_NEG, value, result);
 }
 
+/* One function per kind. Kinds of statements do not come here: the parser keeps them apart. */
 static nbl_status eval_node(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     switch ((tpl_kind)node->kind) {
@@ -264,6 +287,7 @@ static nbl_status eval_node(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     }
 }
 
+/* A CONST has its value already. It is returned without counting work. */
 nbl_status nbl__tpl_eval(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     if (node->kind == NODE_CONST) return *result = node->value, NBL_OK;

@@ -1,4 +1,9 @@
-/* jinja_field.h - writes a value into a field of a given width, for `%` and str.format. */
+/* jinja_field.h - writes a value into a field of a given width, for `%` and str.format.
+ *
+ *     %+08.3f  and  {:+08.3f}     fill '0', align '=', sign '+', width 8, precision 3, kind 'f'
+ *     3.14159 -> "+003.142"
+ *
+ * Widths are in characters. */
 #ifndef NBL_JINJA_FIELD_H
 #define NBL_JINJA_FIELD_H
 

@@ -1,11 +1,16 @@
 /* jinja_iterate.c - iteration over values.
  *
+ * An iterator has a function `next` and a position. Lists, tuples and ranges count `at` towards
+ * `end` by `step` (1, or -1 when reversed); dictionaries do the same over their entries; strings
+ * use a byte offset. Filters and loops that make iterators keep their own state (it->state).
+ *
  * Iterators are lazy, as in Python. An item on which map or select fails is an error only when the
  * iteration reaches it. After one use an iterator is empty. */
 #include "text/template/runtime/jinja_runtime.h"
 
 /* ---- the next item of each kind ---- */
 
+/* Lists and tuples. */
 static nbl_status next_item(tpl_vm *vm, tpl_iterator *it, tpl_value *item, bool *more)
 {
     (void)vm;
@@ -15,6 +20,7 @@ static nbl_status next_item(tpl_vm *vm, tpl_iterator *it, tpl_value *item, bool 
     return NBL_OK;
 }
 
+/* The items of a string are its characters, as strings of one character. */
 static nbl_status next_character(tpl_vm *vm, tpl_iterator *it, tpl_value *item, bool *more)
 {
     const tpl_string *s = it->source.string;
@@ -26,6 +32,7 @@ static nbl_status next_character(tpl_vm *vm, tpl_iterator *it, tpl_value *item, 
     return nbl__tpl_string(vm, s->bytes + it->offset - size, (size_t)size, item);
 }
 
+/* The items of a dictionary are its keys. A view decides for itself. */
 static nbl_status next_entry(tpl_vm *vm, tpl_iterator *it, tpl_value *item, bool *more)
 {
     const tpl_dict *dict = it->source.dict;
@@ -39,6 +46,7 @@ static nbl_status next_entry(tpl_vm *vm, tpl_iterator *it, tpl_value *item, bool
     return NBL_OK;
 }
 
+/* Ranges: the number of index `at`. */
 static nbl_status next_number(tpl_vm *vm, tpl_iterator *it, tpl_value *item, bool *more)
 {
     (void)vm;
@@ -48,6 +56,7 @@ static nbl_status next_number(tpl_vm *vm, tpl_iterator *it, tpl_value *item, boo
     return NBL_OK;
 }
 
+/* Undefined values have no items. */
 static nbl_status next_nothing(tpl_vm *vm, tpl_iterator *it, tpl_value *item, bool *more)
 {
     (void)vm, (void)it, (void)item;
@@ -75,6 +84,8 @@ bool nbl__tpl_is_iterable(tpl_value v)
     }
 }
 
+/* Makes an iterator over a value, or over an undefined one, which has no items. The names of the
+ * types are Python's: {{ x|reverse }} prints them. */
 static nbl_status make(tpl_vm *vm, tpl_value v, bool reverse, tpl_iterator **result)
 {
     static const char *const over_entries[2][3] = {
@@ -103,6 +114,7 @@ static nbl_status make(tpl_vm *vm, tpl_value v, bool reverse, tpl_iterator **res
     return NBL_OK;
 }
 
+/* An iterator is returned itself: two loops over it share its position. */
 nbl_status nbl__tpl_iterate(tpl_vm *vm, tpl_value v, tpl_iterator **iterator)
 {
     if (v.type == TPL_ITERATOR) return *iterator = v.iterator, NBL_OK;
@@ -113,6 +125,7 @@ nbl_status nbl__tpl_iterate(tpl_vm *vm, tpl_value v, tpl_iterator **iterator)
     return make(vm, v, false, iterator);
 }
 
+/* The depth counts, because iterators nest: x|map(…)|map(…) calls next() inside next(). */
 nbl_status nbl__tpl_next(tpl_vm *vm, tpl_iterator *iterator, tpl_value *item, bool *more)
 {
     NBL_TRY(nbl__tpl_enter(vm));
@@ -121,6 +134,7 @@ nbl_status nbl__tpl_next(tpl_vm *vm, tpl_iterator *iterator, tpl_value *item, bo
     return NBL_OK;
 }
 
+/* Appends the items up to the end. An endless iterator does not exist: every source is finite. */
 nbl_status nbl__tpl_collect(tpl_vm *vm, tpl_value v, tpl_items *items)
 {
     tpl_iterator *iterator;
@@ -133,6 +147,8 @@ nbl_status nbl__tpl_collect(tpl_vm *vm, tpl_value v, tpl_items *items)
     }
 }
 
+/* reversed(v): an iterator from the end. Python has none for iterators, and for text it reverses
+ * characters. */
 nbl_status nbl__tpl_reversed(tpl_vm *vm, tpl_value v, tpl_value *result, bool *reversible)
 {
     tpl_iterator *iterator;
@@ -141,6 +157,7 @@ nbl_status nbl__tpl_reversed(tpl_vm *vm, tpl_value v, tpl_value *result, bool *r
     *reversible = tpl_is_sequence(v) || type == TPL_DICT || type == TPL_VIEW || type == TPL_RANGE ||
                   type == TPL_STRING || type == TPL_UNDEFINED;
     if (!*reversible) return NBL_OK;
+    /* a string is not reversed in place, because its characters have different sizes */
     if (type == TPL_STRING) {
         NBL_TRY(nbl__tpl_collect(vm, v, &characters));
         NBL_TRY(nbl__tpl_finish(vm, &characters, TPL_LIST, &v));

@@ -1,7 +1,16 @@
 /* jinja_loop.c - for loops and their `loop` variable.
  *
+ *     {% for a in b if c %}     b ──iterator──▶ condition c ──iterator──▶ loop ──▶ body
+ *                                               (frame of its own)
+ *
  * The condition of a loop is an iterator around the iterable. It has a frame of its own, because it
- * can be ahead of the body: loop.last and loop.nextitem read the next item early. */
+ * can be ahead of the body: loop.last and loop.nextitem read the next item early.
+ *
+ * The items around the current one are kept in the tpl_loop: before, current, after. `after` is
+ * read only when the body asks for it. Then the next pass takes it from there.
+ *
+ * A recursive loop is a function: {{ loop(item.children) }} runs the same body over other items,
+ * one level deeper, and returns its output as text. */
 #include <stdio.h>
 
 #include "text/template/runtime/jinja_runtime.h"
@@ -25,6 +34,8 @@ static nbl_status target_value(tpl_vm *vm, tpl_frame *frame, const tpl_node *tar
     return NBL_OK;
 }
 
+/* Returns the next item that meets the condition. The frame is made at the first call: in jinja2
+ * the condition is a generator, whose code starts then. */
 static nbl_status next_temporary(tpl_vm *vm, tpl_iterator *iterator, tpl_value *item, bool *more)
 {
     condition *lazy = iterator->state;
@@ -45,6 +56,7 @@ static nbl_status next_temporary(tpl_vm *vm, tpl_iterator *iterator, tpl_value *
     }
 }
 
+/* Puts the condition's iterator in front of *iterable. */
 static nbl_status filtered(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *iterable)
 {
     tpl_iterator *iterator;
@@ -62,6 +74,8 @@ static nbl_status filtered(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, t
 
 /* ---- the loop ---- */
 
+/* Reads the next item early. MISSING means "not read yet" and "no more items": at the end of the
+ * iterator a second call asks it again, which has no effect. */
 static nbl_status peek(tpl_vm *vm, tpl_loop *loop)
 {
     bool more;
@@ -71,6 +85,7 @@ static nbl_status peek(tpl_vm *vm, tpl_loop *loop)
     return NBL_OK;
 }
 
+/* Moves to the next item. */
 static nbl_status advance(tpl_vm *vm, tpl_loop *loop, bool *more)
 {
     tpl_value item = loop->after;
@@ -143,6 +158,7 @@ nbl_status nbl__tpl_run_for(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
     return nbl__tpl_add_string(vm, vm->out, text.string);
 }
 
+/* loop(iterable) inside a recursive loop. */
 nbl_status nbl__tpl_call_loop(tpl_vm *vm, tpl_loop *loop, const tpl_args *args, tpl_value *result)
 {
     tpl_value iterable;
@@ -155,6 +171,8 @@ nbl_status nbl__tpl_call_loop(tpl_vm *vm, tpl_loop *loop, const tpl_args *args, 
 
 /* ---- the variable ---- */
 
+/* Finds the number of items. An iterator has no length: the rest is read into a list, and the loop
+ * goes on over this list, as in jinja2. */
 static nbl_status loop_length(tpl_vm *vm, tpl_loop *loop)
 {
     tpl_items rest = {0};
@@ -167,6 +185,7 @@ static nbl_status loop_length(tpl_vm *vm, tpl_loop *loop)
     return NBL_OK;
 }
 
+/* loop.cycle('odd', 'even') returns the argument number index0 modulo their count. */
 static nbl_status call_cycle(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     if (args->keyword_count)
@@ -176,6 +195,7 @@ static nbl_status call_cycle(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     return NBL_OK;
 }
 
+/* loop.changed(x) is true if x differs from the x of the last call, and at the first call. */
 static nbl_status call_changed(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value *items, now;

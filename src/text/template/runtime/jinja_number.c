@@ -1,5 +1,16 @@
 /* jinja_number.c - numbers from text and to text: int(), float(), round(), and the digits of
- * formats. */
+ * formats.
+ *
+ * The rules are Python's, which are wider than C's in some ways and narrower in others:
+ *
+ *     int(' 1_000 ')    1000   blanks around it, single underscores between digits
+ *     int('٣')          3      decimal digits of all scripts
+ *     int('0x10', 0)    16     base 0 reads the prefix; base 16 accepts it
+ *     int('012', 0)     error  with base 0 a decimal number has no leading zeros
+ *     float('0x1p3')    error  strtod accepts it
+ *
+ * Digits are printed and read by base/number.h, which rounds correctly and does not look at the
+ * locale. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,11 +39,14 @@ static nbl_status plain_number(tpl_vm *vm, const tpl_string *s, char **text)
     return NBL_OK;
 }
 
+/* The value of a digit or letter in bases up to 36. 99: neither. */
 static int digit_of(char c)
 {
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'z' ? (c | 32) - 'a' + 10 : 99;
 }
 
+/* int(text, base). The value is summed as a negative number. The text is rewritten in place without
+ * underscores, so that a big decimal number can keep its digits. */
 nbl_status nbl__tpl_parse_int(tpl_vm *vm, const tpl_string *s, int64_t base, tpl_value *result, bool *good)
 {
     char *text;
@@ -76,6 +90,7 @@ nbl_status nbl__tpl_parse_int(tpl_vm *vm, const tpl_string *s, int64_t base, tpl
     return NBL_OK;
 }
 
+/* float(text): "1e3", "inf", "-nan", "1_0.5", with blanks around it. */
 nbl_status nbl__tpl_parse_float(tpl_vm *vm, const tpl_string *s, double *result, bool *good)
 {
     char *text, *end;
@@ -98,6 +113,7 @@ nbl_status nbl__tpl_parse_float(tpl_vm *vm, const tpl_string *s, double *result,
     return NBL_OK;
 }
 
+/* Truncates. A result beyond 64 bits keeps its decimal digits as a TPL_BIG. */
 nbl_status nbl__tpl_to_int(tpl_vm *vm, double real, tpl_value *result)
 {
     if (isnan(real)) return nbl__tpl_raise(vm, "ValueError: cannot convert float NaN to integer");
@@ -112,6 +128,8 @@ nbl_status nbl__tpl_to_int(tpl_vm *vm, double real, tpl_value *result)
     return NBL_OK;
 }
 
+/* Rounds the decimal form of the exact value and reads it back. So round(2.675, 2) is 2.67: the
+ * double is a little less than 2.675. Negative digits round to tens, hundreds and so on. */
 double nbl__tpl_round(double v, int64_t digits)
 {
     char text[800], *end;
@@ -144,6 +162,8 @@ static void drop_zeros(char *text)
     memmove(keep, end, strlen(end) + 1);
 }
 
+/* The conversions f, e and g of C, which are Python's too. A capital conversion makes capital
+ * letters. */
 nbl_status nbl__tpl_add_fixed(tpl_vm *vm, tpl_text *text, double v, int64_t precision, char kind,
                               bool alternate)
 {

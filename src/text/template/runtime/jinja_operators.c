@@ -1,10 +1,18 @@
 /* jinja_operators.c - the operators + - * / // % ** and slices, with Python's rules.
  *
- * Integers have 64 bits. A result that needs more is an error, never a wrong number. */
+ *     int op int       int, but for / and for ** with a negative exponent: float
+ *     float op number  float
+ *     // and %         round towards minus infinity: -7 // 2 is -4, -7 % 2 is 1
+ *     text % values    formatting (jinja_percent.c)
+ *     list + list, text + text, tuple + tuple, sequence * int
+ *
+ * Integers have 64 bits. A result that needs more is an error, never a wrong number. An undefined
+ * operand is an error that names it. */
 #include <math.h>
 
 #include "text/template/runtime/jinja_runtime.h"
 
+/* Python's TypeError. signs[] has the arithmetic operators in the order of tpl_operator. */
 static nbl_status wrong_types(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value b)
 {
     static const char *const signs[] = {"+", "-", "*", "/", "//", "%", "** or pow()"};
@@ -21,6 +29,8 @@ static nbl_status too_large(tpl_vm *vm)
 
 /* ---- numbers ---- */
 
+/* base ** exponent by repeated squaring. The last square is not computed, because it could overflow
+ * although the result does not. */
 static nbl_status power(tpl_vm *vm, int64_t base, int64_t exponent, tpl_value *result)
 {
     int64_t value = 1;
@@ -53,6 +63,7 @@ static double true_division(int64_t a, int64_t b)
     return sign * ldexp((double)bits, -shift);
 }
 
+/* Integer arithmetic: each operation is checked for overflow by the compiler's builtins. */
 static nbl_status integer_operation(tpl_vm *vm, tpl_operator op, int64_t a, int64_t b, tpl_value *result)
 {
     int64_t value = 0;
@@ -67,6 +78,7 @@ static nbl_status integer_operation(tpl_vm *vm, tpl_operator op, int64_t a, int6
     case OP_FLOORDIV:
     case OP_MOD:
         if (b == 0) return nbl__tpl_raise(vm, "ZeroDivisionError: integer division or modulo by zero");
+        /* INT64_MIN / -1 overflows: C leaves it undefined */
         if (b == -1) {
             if (op == OP_MOD) value = 0;
             else over = __builtin_sub_overflow((int64_t)0, a, &value);
@@ -81,6 +93,8 @@ static nbl_status integer_operation(tpl_vm *vm, tpl_operator op, int64_t a, int6
     return *result = tpl_int(value), NBL_OK;
 }
 
+/* Quotient and rest of floats, step by step as CPython's float_divmod: the rest has the sign of b,
+ * and the quotient is rounded to the integer next to div. */
 static void float_divmod(double a, double b, double *quotient, double *rest)
 {
     double mod = fmod(a, b), div = (a - mod) / b;
@@ -98,6 +112,8 @@ static void float_divmod(double a, double b, double *quotient, double *rest)
     }
 }
 
+/* Float arithmetic. Division by zero and an overflow of ** are errors in Python; other overflows
+ * are inf. */
 static nbl_status float_operation(tpl_vm *vm, tpl_operator op, double a, double b, tpl_value *result)
 {
     double value = 0, rest;
@@ -155,6 +171,8 @@ static nbl_status join_strings(tpl_vm *vm, tpl_value a, tpl_value b, tpl_value *
     return NBL_OK;
 }
 
+/* `a` several times in a row; a negative count is 0. The size is checked before any memory is
+ * taken. */
 static nbl_status repeat(tpl_vm *vm, tpl_value a, int64_t times, tpl_value *result)
 {
     if (times < 0) times = 0;
@@ -182,6 +200,8 @@ static nbl_status repeat(tpl_vm *vm, tpl_value a, int64_t times, tpl_value *resu
     return NBL_OK;
 }
 
+/* The order of the checks is Python's: numbers, `%` of a text (which takes anything), undefined
+ * operands, then sequences. */
 nbl_status nbl__tpl_binary(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value b, tpl_value *result)
 {
     if (tpl_is_integer(a) && tpl_is_integer(b))
@@ -209,6 +229,7 @@ nbl_status nbl__tpl_binary(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value b
 
 static const char two_to_the_63[] = "9223372036854775808"; /* 2^63: in 64 bits only -2^63 exists */
 
+/* Changes the sign of an integer beyond 64 bits, in its digits. */
 static nbl_status negate_big(tpl_vm *vm, const tpl_string *digits, tpl_value *result)
 {
     tpl_text text = {0};
@@ -221,6 +242,7 @@ static nbl_status negate_big(tpl_vm *vm, const tpl_string *digits, tpl_value *re
     return NBL_OK;
 }
 
+/* +v or -v. +true is 1. -(-2^63) needs more than 64 bits and becomes a TPL_BIG. */
 nbl_status nbl__tpl_unary(tpl_vm *vm, bool minus, tpl_value v, tpl_value *result)
 {
     int64_t value;
@@ -237,6 +259,7 @@ nbl_status nbl__tpl_unary(tpl_vm *vm, bool minus, tpl_value v, tpl_value *result
     return NBL_OK;
 }
 
+/* One comparison of a chain. `a in b` asks the container b. */
 nbl_status nbl__tpl_compared(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value b, bool *result)
 {
     switch (op) {
@@ -282,6 +305,8 @@ static nbl_status bound(tpl_vm *vm, tpl_value part, int64_t length, int64_t low,
     return NBL_OK;
 }
 
+/* Takes `count` items from `start` on, `step` apart. The bounds are already clamped, so every index
+ * is valid. A range stays a range. */
 static nbl_status take_every(tpl_vm *vm, tpl_value a, int64_t start, int64_t step, int64_t count,
                              tpl_value *result)
 {
@@ -301,6 +326,7 @@ static nbl_status take_every(tpl_vm *vm, tpl_value a, int64_t start, int64_t ste
         if (step == 1) {
             NBL_TRY(nbl__tpl_substring(vm, a.string, start, start + count, result));
         } else {
+            /* Characters have different sizes. So their offsets are computed first. */
             size_t *offsets, at = 0;
             NBL_TRY(TPL_NEW(vm, offsets, a.string->length + 1));
             NBL_TRY(nbl__tpl_work(vm, a.string->length / 4));
@@ -325,6 +351,9 @@ static nbl_status take_every(tpl_vm *vm, tpl_value a, int64_t start, int64_t ste
     return NBL_OK;
 }
 
+/* a[start:stop:step] as Python's slice.indices: a missing bound is an end of the sequence, in the
+ * direction of the step; the others are clamped to the sequence. 'abc'[::-1] is 'cba', 'abc'[5:] is
+ * ''. */
 nbl_status nbl__tpl_slice(tpl_vm *vm, tpl_value a, const tpl_value parts[3], tpl_value *result)
 {
     int64_t length, step = 1;

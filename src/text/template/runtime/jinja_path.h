@@ -4,6 +4,8 @@
 
 #include "text/template/runtime/jinja_runtime.h"
 
+/* "a.b.0" has the parts 'a', 'b' and 0. Parts are looked up as item['a']['b'][0], so attributes are
+ * found too. */
 typedef struct tpl_path {
     tpl_value *parts; /* strings and integers */
     int64_t count;

@@ -1,10 +1,22 @@
-/* jinja_run.c - runs the statements of a template and collects the output. */
+/* jinja_run.c - runs the statements of a template and collects the output.
+ *
+ * Output goes to vm->out. At the top level this is the rendered text. A statement that needs the
+ * text of its body (a set block, filter block, macro, recursive loop) replaces vm->out by a text of
+ * its own while the body runs:
+ *
+ *     outer = vm->out;  vm->out = &text;  run the body;  vm->out = outer;
+ *
+ * If the body fails, vm->out is left as it is: the whole rendering ends then.
+ *
+ * break and continue set vm->flow. Each body stops while it is set, and the loop resets it. A
+ * statement that collects text drops the text if its body was left in this way. */
 #include <stdio.h>
 
 #include "text/template/runtime/jinja_runtime.h"
 
 /* ---- frames and scopes ---- */
 
+/* A frame lives in the arena until the rendering ends, since a macro may keep it. */
 nbl_status nbl__tpl_new_frame(tpl_vm *vm, const tpl_body *body, tpl_frame *parent, tpl_frame **frame)
 {
     NBL_TRY(TPL_NEW(vm, *frame, 1));
@@ -12,6 +24,8 @@ nbl_status nbl__tpl_new_frame(tpl_vm *vm, const tpl_body *body, tpl_frame *paren
     return TPL_NEW(vm, (*frame)->slots, body->slots); /* zeroed: all slots are MISSING */
 }
 
+/* Looks a name up in the variables: first those that the template has set at its top level, then
+ * those of the caller and the globals. MISSING: there is none. */
 static tpl_value resolve(const tpl_vm *vm, tpl_value name)
 {
     tpl_entry *entry = nbl__tpl_dict_get(vm->variables, name.string->bytes, name.string->size);
@@ -19,6 +33,7 @@ static tpl_value resolve(const tpl_vm *vm, tpl_value name)
     return entry ? entry->value : tpl_missing();
 }
 
+/* Fills the slots of a scope: see tpl_load_action. PARAMETER slots are left alone. */
 nbl_status nbl__tpl_enter_scope(tpl_vm *vm, tpl_frame *frame, const tpl_scope *scope)
 {
     NBL_TRY(nbl__tpl_work(vm, (uint64_t)scope->count));
@@ -32,6 +47,7 @@ nbl_status nbl__tpl_enter_scope(tpl_vm *vm, tpl_frame *frame, const tpl_scope *s
     return NBL_OK;
 }
 
+/* Empties the slots of a scope, so that its variables are not visible afterwards. */
 void nbl__tpl_leave_scope(tpl_frame *frame, const tpl_scope *scope)
 {
     for (int i = 0; i < scope->count; i++) frame->slots[scope->loads[i].slot] = tpl_missing();
@@ -39,6 +55,8 @@ void nbl__tpl_leave_scope(tpl_frame *frame, const tpl_scope *scope)
 
 /* ---- assignment ---- */
 
+/* Assigns the items of a value to the names of a tuple: {% set a, b = x %}. All items are read
+ * before the first is assigned. */
 static nbl_status unpack(tpl_vm *vm, tpl_frame *frame, const tpl_node *target, tpl_value value)
 {
     tpl_iterator *iterator;
@@ -63,6 +81,8 @@ static nbl_status unpack(tpl_vm *vm, tpl_frame *frame, const tpl_node *target, t
     return NBL_OK;
 }
 
+/* Assigns to a name, to the names of a tuple, or to an attribute of a namespace. The message about
+ * underscores is that of transformers. */
 nbl_status nbl__tpl_assign(tpl_vm *vm, tpl_frame *frame, const tpl_node *target, tpl_value value)
 {
     if (target->kind == NODE_TUPLE) return unpack(vm, frame, target, value);
@@ -100,6 +120,7 @@ static nbl_status export_names(tpl_vm *vm, tpl_frame *frame, const tpl_node *tar
                              tpl_hop(frame, target->hops)->slots[target->slot]);
 }
 
+/* {% set a = b %}. The namespaces of the target are checked before b is evaluated, as in jinja2. */
 static nbl_status run_set(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     tpl_value value;
@@ -110,6 +131,8 @@ static nbl_status run_set(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
     return node->exported ? export_names(vm, frame, node->a) : NBL_OK;
 }
 
+/* {% set a %}…{% endset %}: assigns the text of the body, after its filters. Under autoescape the
+ * text is safe HTML. */
 static nbl_status run_set_block(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     tpl_text text = {0}, *outer = vm->out;
@@ -134,6 +157,7 @@ static nbl_status run_set_block(tpl_vm *vm, tpl_frame *frame, const tpl_node *no
 
 /* ---- blocks of text ---- */
 
+/* Writes what {{ … }} prints: str(value), escaped under autoescape. */
 static nbl_status write_value(tpl_vm *vm, tpl_value value)
 {
     if (!vm->autoescape) return nbl__tpl_add_str(vm, vm->out, value);
@@ -165,6 +189,7 @@ static nbl_status write_text(tpl_vm *vm, tpl_value value)
                           nbl__tpl_type_name(value));
 }
 
+/* {% filter f %}…{% endfilter %}: collects the body, and writes what the filters make of it. */
 static nbl_status run_filter_block(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     tpl_text text = {0}, *outer = vm->out;
@@ -179,6 +204,7 @@ static nbl_status run_filter_block(tpl_vm *vm, tpl_frame *frame, const tpl_node 
     return done ? write_text(vm, value) : NBL_OK;
 }
 
+/* Makes a macro. It keeps the frame, because its body may use variables around the definition. */
 static nbl_status new_macro(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_macro *macro;
@@ -188,6 +214,7 @@ static nbl_status new_macro(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     return NBL_OK;
 }
 
+/* {% macro %}: the statement stores a macro in its variable. */
 static nbl_status run_macro(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     tpl_value macro;
@@ -201,6 +228,8 @@ static nbl_status run_macro(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 static nbl_status run_call_block(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     tpl_value caller, result;
+    /* The extra argument is made of two nodes on the stack. They live until the call returns, which
+     * is enough: values do not point to nodes of arguments. */
     tpl_node constant = {.kind = NODE_CONST, .line = node->line, .column = node->column};
     tpl_node keyword = {.kind = NODE_KEYWORD, .line = node->line, .column = node->column, .a = &constant};
     NBL_TRY(new_macro(vm, frame, node, &caller));
@@ -245,6 +274,8 @@ static nbl_status run_generation(tpl_vm *vm, tpl_frame *frame, const tpl_node *n
     return write_text(vm, text);
 }
 
+/* Runs a block in a frame without a parent. `self` is the only variable that it gets; all others
+ * are resolved by name. */
 nbl_status nbl__tpl_run_block(tpl_vm *vm, const tpl_node *block)
 {
     tpl_frame *frame;
@@ -259,6 +290,7 @@ nbl_status nbl__tpl_run_block(tpl_vm *vm, const tpl_node *block)
 
 /* ---- blocks and programs ---- */
 
+/* Runs the first branch whose condition is true: the node itself, then its elifs in order. */
 static nbl_status run_if(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     const tpl_node *branch = node;
@@ -272,6 +304,8 @@ static nbl_status run_if(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
     }
 }
 
+/* {% with %}: the values are evaluated in order and assigned at once. Their names were resolved
+ * outside the scope (jinja_scope.c). */
 static nbl_status run_with(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     NBL_TRY(nbl__tpl_enter_scope(vm, frame, &node->scope));
@@ -285,6 +319,7 @@ static nbl_status run_with(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
     return NBL_OK;
 }
 
+/* Sets whether output is escaped while the body runs. */
 static nbl_status run_autoescape(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     bool outer = vm->autoescape;
@@ -321,6 +356,7 @@ static nbl_status run_node(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
     }
 }
 
+/* Runs statements in order. Position, depth and work are counted per statement. */
 nbl_status nbl__tpl_run_body(tpl_vm *vm, tpl_frame *frame, const tpl_nodes *body)
 {
     for (int64_t i = 0; i < body->count && vm->flow == TPL_GO_ON; i++) {
@@ -332,6 +368,7 @@ nbl_status nbl__tpl_run_body(tpl_vm *vm, tpl_frame *frame, const tpl_nodes *body
     return NBL_OK;
 }
 
+/* Runs a program from its root frame. The text is in vm->text, the spans in vm->spans. */
 nbl_status nbl__tpl_run(tpl_vm *vm, const tpl_program *program)
 {
     tpl_frame *frame;

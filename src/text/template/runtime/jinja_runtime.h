@@ -3,7 +3,22 @@
  *
  * The program is a tree of nodes (jinja_ast.h), which is interpreted directly. Each call of a
  * function (the template, a macro, a block, …) has a frame with one slot per variable. A function
- * that is defined inside another reaches the outer variables through the chain of parent frames. */
+ * that is defined inside another reaches the outer variables through the chain of parent frames.
+ *
+ *     {% set x = 1 %}                        template's frame   slots: x, f
+ *     {% macro f(a) %}{{ a + x }}{% endmacro %}    ▲ parent
+ *     {{ f(2) }}                             macro's frame      slots: a
+ *                                            x is slot 0, 1 hop up
+ *
+ * Where things are:
+ *
+ *     jinja_run.c        statements          jinja_value.c      memory, values, dictionaries
+ *     jinja_loop.c       for loops           jinja_text.c       str, repr, escapes
+ *     jinja_eval.c       expressions         jinja_number.c     numbers from and to text
+ *     jinja_call.c       calls, macros       jinja_compare.c    equality, order, membership
+ *     jinja_attribute.c  obj.a, obj[a]       jinja_iterate.c    iteration
+ *     jinja_operators.c  arithmetic, slices  jinja_json.c       JSON
+ *     library/           filters, tests, methods of str, list, dict, … */
 #ifndef NBL_JINJA_RUNTIME_H
 #define NBL_JINJA_RUNTIME_H
 
@@ -18,11 +33,13 @@ typedef struct tpl_frame {
     struct tpl_frame *parent; /* frame of the enclosing function; NULL: none */
 } tpl_frame;
 
+/* A macro as a value. It keeps the frame of its definition, as a closure does. */
 struct tpl_macro {
     const tpl_node *node; /* MACRO or CALL_BLOCK */
     tpl_frame *frame;     /* the frame in which it was defined */
 };
 
+/* The variable `loop`; see jinja_loop.c. */
 struct tpl_loop {
     const tpl_node *node;
     tpl_frame *frame; /* frame of the code around the loop */
@@ -36,11 +53,16 @@ struct tpl_loop {
 
 /* ---- running ---- */
 
+/* Evaluates an expression. `frame` is NULL while a constant is folded. */
 nbl_status nbl__tpl_eval(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result);
+/* Runs statements until the end, or until vm->flow is set by break or continue. */
 nbl_status nbl__tpl_run_body(tpl_vm *vm, tpl_frame *frame, const tpl_nodes *body);
+/* Fill and empty the slots of a scope. A loop fills them for each pass, and empties them at its end. */
 nbl_status nbl__tpl_enter_scope(tpl_vm *vm, tpl_frame *frame, const tpl_scope *scope);
 void nbl__tpl_leave_scope(tpl_frame *frame, const tpl_scope *scope);
+/* Makes a frame whose slots are all MISSING. */
 nbl_status nbl__tpl_new_frame(tpl_vm *vm, const tpl_body *body, tpl_frame *parent, tpl_frame **frame);
+/* Assigns to a target: a name, a tuple of targets, or an attribute of a namespace. */
 nbl_status nbl__tpl_assign(tpl_vm *vm, tpl_frame *frame, const tpl_node *target, tpl_value value);
 nbl_status nbl__tpl_run_for(tpl_vm *vm, tpl_frame *frame, const tpl_node *node);
 /* Calls a recursive loop with another iterable. *result is its output. */
@@ -64,6 +86,7 @@ static inline void tpl_at(tpl_vm *vm, const tpl_node *node)
 
 /* ---- values ---- */
 
+/* Binary and unary operators, with Python's rules. `minus`: -v, otherwise +v. */
 nbl_status nbl__tpl_binary(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value b, tpl_value *result);
 nbl_status nbl__tpl_unary(tpl_vm *vm, bool minus, tpl_value v, tpl_value *result);
 nbl_status nbl__tpl_compared(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value b, bool *result);

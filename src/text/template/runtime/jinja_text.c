@@ -1,5 +1,15 @@
 /* jinja_text.c - turns values into text: str, repr, HTML escapes, and the shortest digits of a
- * float. */
+ * float.
+ *
+ *     value        str            repr
+ *     it's         it's           "it's"
+ *     none         None           None
+ *     1.0          1.0            1.0
+ *     ['a', 1]     ['a', 1]       ['a', 1]     items are always shown by repr
+ *     undefined    (nothing)      Undefined
+ *
+ * A tpl_text grows by doubling in the arena. Its size and its number of characters are counted
+ * while it grows, so that taking it (nbl__tpl_take) costs nothing. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +20,8 @@
 
 /* ---- growing ---- */
 
+/* Appends bytes, which are whole characters. All output passes here, so the limits on its size and
+ * on work hold everywhere. */
 nbl_status nbl__tpl_add(tpl_vm *vm, tpl_text *text, const char *bytes, size_t size)
 {
     if (size > TPL_MAX_OUTPUT - text->size)
@@ -34,12 +46,14 @@ nbl_status nbl__tpl_add_string(tpl_vm *vm, tpl_text *text, const tpl_string *str
     return nbl__tpl_add(vm, text, string->bytes, string->size);
 }
 
+/* Appends one character as UTF-8. */
 nbl_status nbl__tpl_add_char(tpl_vm *vm, tpl_text *text, uint32_t c)
 {
     char bytes[4];
     return nbl__tpl_add(vm, text, bytes, (size_t)nbl__char_put(bytes, c));
 }
 
+/* No copy: the string points to the bytes of the text. So the text must not grow afterwards. */
 nbl_status nbl__tpl_take(tpl_vm *vm, const tpl_text *text, tpl_value *result)
 {
     tpl_string *string;
@@ -51,6 +65,8 @@ nbl_status nbl__tpl_take(tpl_vm *vm, const tpl_text *text, tpl_value *result)
 
 /* ---- repr ---- */
 
+/* Python's repr of a text: in single quotes, or in double quotes if it contains single ones only.
+ * Characters that are not printable are escaped: \n, \x1b, \u200b. */
 static nbl_status add_string_repr(tpl_vm *vm, tpl_text *text, const tpl_string *s)
 {
     bool single = memchr(s->bytes, '\'', s->size) != NULL, both = single && memchr(s->bytes, '"', s->size);
@@ -83,6 +99,7 @@ static nbl_status add_string_repr(tpl_vm *vm, tpl_text *text, const tpl_string *
     return nbl__tpl_add(vm, text, &quote, 1);
 }
 
+/* Items by their repr, separated by ", ". */
 static nbl_status add_items(tpl_vm *vm, tpl_text *text, const tpl_list *list, const char *open,
                             const char *close)
 {
@@ -94,6 +111,7 @@ static nbl_status add_items(tpl_vm *vm, tpl_text *text, const tpl_list *list, co
     return tpl_add_c(vm, text, close);
 }
 
+/* Keys and values by their repr, in the order of insertion. */
 static nbl_status add_dict(tpl_vm *vm, tpl_text *text, const tpl_dict *dict)
 {
     NBL_TRY(tpl_add_c(vm, text, "{"));
@@ -106,6 +124,7 @@ static nbl_status add_dict(tpl_vm *vm, tpl_text *text, const tpl_dict *dict)
     return tpl_add_c(vm, text, "}");
 }
 
+/* A view shows its items: dict_keys(['a', 'b']). */
 static nbl_status add_view(tpl_vm *vm, tpl_text *text, tpl_value v)
 {
     tpl_items items = {0};
@@ -116,7 +135,8 @@ static nbl_status add_view(tpl_vm *vm, tpl_text *text, tpl_value v)
     return add_items(vm, text, list.list, "([", "])");
 }
 
-/* Fails for objects whose text in Python contains an address, which differs from run to run. */
+/* Writes an object whose text in Python contains its address. The address is fixed here, because
+ * the output must not differ from run to run. */
 static nbl_status add_address(tpl_vm *vm, tpl_text *text, tpl_value v)
 {
     char line[160];
@@ -129,6 +149,7 @@ static nbl_status add_address(tpl_vm *vm, tpl_text *text, tpl_value v)
     return tpl_add_c(vm, text, line);
 }
 
+/* Containers and objects. The caller has entered one level of depth. */
 static nbl_status add_compound_repr(tpl_vm *vm, tpl_text *text, tpl_value v)
 {
     char line[96];
@@ -156,6 +177,7 @@ static nbl_status add_compound_repr(tpl_vm *vm, tpl_text *text, tpl_value v)
     return add_address(vm, text, v);
 }
 
+/* The repr of a value. Containers count as depth, because they nest. */
 nbl_status nbl__tpl_add_repr(tpl_vm *vm, tpl_text *text, tpl_value v)
 {
     char line[40];
@@ -182,6 +204,7 @@ nbl_status nbl__tpl_add_repr(tpl_vm *vm, tpl_text *text, tpl_value v)
 
 /* ---- str ---- */
 
+/* str(v): a text is itself, an undefined value is empty, and everything else is its repr. */
 nbl_status nbl__tpl_add_str(tpl_vm *vm, tpl_text *text, tpl_value v)
 {
     if (v.type == TPL_STRING) return nbl__tpl_add_string(vm, text, v.string);
@@ -189,6 +212,7 @@ nbl_status nbl__tpl_add_str(tpl_vm *vm, tpl_text *text, tpl_value v)
     return nbl__tpl_add_repr(vm, text, v);
 }
 
+/* str(v) as a value. The mark of safe HTML is dropped, as str(Markup) does. */
 nbl_status nbl__tpl_str(tpl_vm *vm, tpl_value v, tpl_value *result)
 {
     if (v.type == TPL_STRING) return v.markup = false, *result = v, NBL_OK;
@@ -203,6 +227,7 @@ nbl_status nbl__tpl_soft_str(tpl_vm *vm, tpl_value v, tpl_value *result)
     return nbl__tpl_str(vm, v, result);
 }
 
+/* Appends HTML with the five special characters escaped, as markupsafe does. */
 nbl_status nbl__tpl_add_escaped(tpl_vm *vm, tpl_text *text, const tpl_string *string)
 {
     const char *run = string->bytes, *end = run + string->size;
@@ -222,6 +247,7 @@ nbl_status nbl__tpl_add_escaped(tpl_vm *vm, tpl_text *text, const tpl_string *st
     return nbl__tpl_add(vm, text, run, (size_t)(end - run));
 }
 
+/* markupsafe.escape: a text that is safe already is returned unchanged. */
 nbl_status nbl__tpl_escape(tpl_vm *vm, tpl_value v, tpl_value *result)
 {
     if (v.type == TPL_STRING && v.markup) return *result = v, NBL_OK;
@@ -234,6 +260,8 @@ nbl_status nbl__tpl_escape(tpl_vm *vm, tpl_value v, tpl_value *result)
     return NBL_OK;
 }
 
+/* Names, numbers and none are shown by repr, everything else by its type. Never fails: without
+ * memory the text is "?". */
 const char *nbl__tpl_shown(tpl_vm *vm, tpl_value v)
 {
     enum { MAX = 200 };

@@ -1,5 +1,13 @@
-/* jinja_value.c - memory, failures, limits, and the functions that make values; see
- * jinja_value.h. */
+/* jinja_value.c - memory, failures, limits, and the functions that make values; see jinja_value.h.
+ *
+ * A dictionary is a list of entries in the order of insertion, and, above TPL_SMALL_DICT entries, a
+ * hash table of indices into the list:
+ *
+ *     entries   [0] key, value, hash   [1] …   [2] …
+ *     table     0 0 2 0 1 0 3 0        index + 1; 0: empty; open addressing, linear probing
+ *
+ * Entries are never removed, so a search ends at the first empty slot. The table has twice as many
+ * slots as the list has room for entries. So it is at most half full. */
 #include "text/template/runtime/jinja_value.h"
 
 #include <stdarg.h>
@@ -9,6 +17,7 @@
 
 /* ---- failures and limits ---- */
 
+/* Records the first failure. Later ones follow from it, and are dropped. */
 static nbl_status record(tpl_vm *vm, nbl_status status, const char *format, va_list arguments)
 {
     if (vm->status != NBL_OK) return vm->status; /* the first one counts */
@@ -17,6 +26,7 @@ static nbl_status record(tpl_vm *vm, nbl_status status, const char *format, va_l
     return status;
 }
 
+/* NBL_ERROR_FORMAT stands for an error of the template or of its data. */
 nbl_status nbl__tpl_raise(tpl_vm *vm, const char *format, ...)
 {
     va_list arguments;
@@ -26,6 +36,7 @@ nbl_status nbl__tpl_raise(tpl_vm *vm, const char *format, ...)
     return status;
 }
 
+/* NBL_ERROR_UNSUPPORTED stands for a limit of nibble: jinja2 might have rendered it. */
 nbl_status nbl__tpl_refuse(tpl_vm *vm, const char *format, ...)
 {
     va_list arguments;
@@ -35,6 +46,8 @@ nbl_status nbl__tpl_refuse(tpl_vm *vm, const char *format, ...)
     return status;
 }
 
+/* jinja2's messages: "x is undefined", "'dict object' has no attribute 'y'", "list object has no
+ * element 3". */
 nbl_status nbl__tpl_raise_undefined(tpl_vm *vm, tpl_value v)
 {
     const tpl_undefined *u = v.undefined;
@@ -45,6 +58,8 @@ nbl_status nbl__tpl_raise_undefined(tpl_vm *vm, tpl_value v)
     return nbl__tpl_raise(vm, "'%s' has no attribute %s", u->owner, name);
 }
 
+/* The progress callback is called every TPL_POLL_STEPS steps, so a long rendering can be
+ * cancelled. */
 nbl_status nbl__tpl_work(tpl_vm *vm, uint64_t steps)
 {
     vm->steps += steps;
@@ -57,6 +72,7 @@ nbl_status nbl__tpl_work(tpl_vm *vm, uint64_t steps)
     return nbl__tpl_refuse(vm, "the template runs for too long: more than %d steps", TPL_MAX_STEPS);
 }
 
+/* Every recursive function calls this, and counts the depth down when it leaves. */
 nbl_status nbl__tpl_enter(tpl_vm *vm)
 {
     if (++vm->depth > TPL_MAX_DEPTH)
@@ -76,6 +92,8 @@ nbl_status nbl__tpl_no_memory(tpl_vm *vm)
     return vm->status;
 }
 
+/* The limit is checked before memory is taken. 16 bytes per allocation stand for the arena's
+ * overhead. */
 void *nbl__tpl_alloc(tpl_vm *vm, size_t size)
 {
     if (size > TPL_MAX_MEMORY || vm->memory + size > TPL_MAX_MEMORY) {
@@ -88,6 +106,7 @@ void *nbl__tpl_alloc(tpl_vm *vm, size_t size)
     return memory;
 }
 
+/* An overflow of the product becomes a size that no limit allows. */
 void *nbl__tpl_alloc_array(tpl_vm *vm, size_t count, size_t element)
 {
     size_t size;
@@ -97,6 +116,8 @@ void *nbl__tpl_alloc_array(tpl_vm *vm, size_t count, size_t element)
 
 /* ---- strings ---- */
 
+/* Counts the characters: all bytes but UTF-8 continuation bytes. Text without any has size ==
+ * length, which makes indices fast (nbl__tpl_offset). */
 nbl_status nbl__tpl_string(tpl_vm *vm, const char *bytes, size_t size, tpl_value *result)
 {
     tpl_string *string;
@@ -121,6 +142,7 @@ nbl_status nbl__tpl_cstring(tpl_vm *vm, const char *text, tpl_value *result)
     return nbl__tpl_string(vm, text, strlen(text), result);
 }
 
+/* O(1) for ASCII, otherwise linear: a string has no index of its characters. */
 size_t nbl__tpl_offset(const tpl_string *string, int64_t at)
 {
     if (string->size == string->length) return (size_t)at;
@@ -154,6 +176,7 @@ nbl_status nbl__tpl_pair(tpl_vm *vm, tpl_value a, tpl_value b, tpl_value *result
     return NBL_OK;
 }
 
+/* Appends an item. The array doubles in the arena. */
 nbl_status nbl__tpl_push(tpl_vm *vm, tpl_items *list, tpl_value item)
 {
     if (list->count == list->room) {
@@ -229,6 +252,8 @@ const char *nbl__tpl_type_name(tpl_value v)
 
 /* ---- dictionaries ---- */
 
+/* Spreads the bits of a hash, for the table uses the low ones only (the finalizer of MurmurHash3,
+ * cut short). */
 static uint64_t mix(uint64_t h)
 {
     h ^= h >> 33;
@@ -237,6 +262,7 @@ static uint64_t mix(uint64_t h)
     return h;
 }
 
+/* FNV-1a over the bytes. */
 static uint64_t hash_bytes(const char *bytes, size_t size)
 {
     uint64_t h = 0xcbf29ce484222325u;
@@ -244,6 +270,8 @@ static uint64_t hash_bytes(const char *bytes, size_t size)
     return mix(h);
 }
 
+/* Equal values must have equal hashes: 1, 1.0 and true are one key. Lists and dictionaries have no
+ * hash, as in Python. */
 nbl_status nbl__tpl_hash(tpl_vm *vm, tpl_value v, uint64_t *hash)
 {
     switch ((tpl_type)v.type) {
@@ -278,11 +306,13 @@ nbl_status nbl__tpl_hash(tpl_vm *vm, tpl_value v, uint64_t *hash)
     }
 }
 
+/* An empty dictionary is all zeros: no entries and no table. */
 nbl_status nbl__tpl_dict(tpl_vm *vm, tpl_dict **dict)
 {
     return TPL_NEW(vm, *dict, 1);
 }
 
+/* Finds the entry of a key whose hash is known. *entry is NULL if there is none. */
 static nbl_status find_hashed(tpl_vm *vm, const tpl_dict *dict, tpl_value key, uint64_t hash,
                               tpl_entry **entry)
 {
@@ -307,6 +337,7 @@ static nbl_status find_hashed(tpl_vm *vm, const tpl_dict *dict, tpl_value key, u
     }
 }
 
+/* Puts an entry into the first free slot from its hash on. */
 static nbl_status put_slot(tpl_vm *vm, tpl_dict *dict, int64_t index)
 {
     uint64_t hash = dict->entries[index].hash, at = hash;
@@ -315,6 +346,7 @@ static nbl_status put_slot(tpl_vm *vm, tpl_dict *dict, int64_t index)
     return nbl__tpl_work(vm, (at - hash) / 16);
 }
 
+/* Doubles the room. The table is rebuilt, since positions depend on its size. */
 static nbl_status grow(tpl_vm *vm, tpl_dict *dict)
 {
     int64_t room = dict->room ? dict->room * 2 : 4;
@@ -331,6 +363,7 @@ static nbl_status grow(tpl_vm *vm, tpl_dict *dict)
     return NBL_OK;
 }
 
+/* A key that is there keeps its position in the order; only the value changes. */
 nbl_status nbl__tpl_dict_set(tpl_vm *vm, tpl_dict *dict, tpl_value key, tpl_value value)
 {
     uint64_t hash;
@@ -358,6 +391,7 @@ static bool entry_is(const tpl_entry *entry, const char *key, size_t size, uint6
            memcmp(entry->key.string->bytes, key, size) == 0;
 }
 
+/* The look-up of a name by its bytes: it makes no value and cannot fail. */
 tpl_entry *nbl__tpl_dict_get(const tpl_dict *dict, const char *key, size_t size)
 {
     uint64_t hash = hash_bytes(key, size);

@@ -2,6 +2,21 @@
  *
  *     text ──lexer──▶ tokens ──parser──▶ nodes ──scope──▶ nodes with slots ──run──▶ text
  *
+ *     jinja_lexer.c       tokens, white space
+ *     jinja_parser.c      statements
+ *     jinja_expression.c  expressions
+ *     jinja_scope.c       names to slots, with the symbol tables of jinja_symbols.c
+ *     jinja_constant.c    constant folding
+ *
+ * Example: the nodes of {{ a.b[0]|trim }}
+ *
+ *     OUTPUT
+ *       FILTER "trim"
+ *         a: GETITEM
+ *              a: GETATTR "b"
+ *                   a: NAME "a"
+ *              b: CONST 0
+ *
  * Variables are resolved to slots before the template runs, as jinja2's compiler does. A slot is an
  * index into a frame. There is one frame per call of the template, a macro, a call block, a
  * recursive loop or a block. Each scope has a list of the slots to fill on entry.

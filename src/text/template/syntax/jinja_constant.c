@@ -13,6 +13,8 @@
 #include "text/template/syntax/jinja_ast.h"
 #include "text/template/runtime/jinja_runtime.h"
 
+/* jinja2 refuses to fold filters that take the context or the environment's random state
+ * (by_context), a filter block (a is NULL), and unknown filters and tests. */
 bool nbl__tpl_may_fold(const tpl_node *node)
 {
     static const char *const by_context[] = {"map", "select", "reject", "selectattr", "rejectattr", "random"};
@@ -47,7 +49,9 @@ static bool has_safe_repr(tpl_value v)
            v.type == TPL_RANGE;
 }
 
-/* Evaluates an expression. *known is false if it is not constant or fails. */
+/* Evaluates an expression without a frame. *known is false if it is not constant or fails. The
+ * message of a failure is dropped: the expression is then left to fail at run time. Only a lack of
+ * memory is passed on. */
 static nbl_status value_of(tpl_vm *vm, const tpl_node *node, bool *known, tpl_value *value)
 {
     int depth = vm->depth;
@@ -90,6 +94,7 @@ static nbl_status check_keys(tpl_vm *vm, const tpl_node *node)
     return NBL_OK;
 }
 
+/* Folds the items of a list of nodes, in order. */
 static nbl_status optimize_all(tpl_vm *vm, const tpl_nodes *nodes)
 {
     for (int64_t i = 0; i < nodes->count; i++) NBL_TRY(nbl__tpl_optimize(vm, nodes->items[i]));
@@ -110,6 +115,7 @@ nbl_status nbl__tpl_optimize(tpl_vm *vm, tpl_node *node)
     NBL_TRY(nbl__tpl_optimize(vm, node->dyn_kwargs));
     vm->depth--;
     if (node->kind == NODE_DICT) NBL_TRY(check_keys(vm, node));
+    /* these three are parts of a node, without a value of their own */
     bool is_part = node->kind == NODE_SLICE || node->kind == NODE_OPERAND || node->kind == NODE_KEYWORD;
     return is_part ? NBL_OK : nbl__tpl_fold(vm, node, false);
 }

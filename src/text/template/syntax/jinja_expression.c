@@ -1,12 +1,26 @@
 /* jinja_expression.c - parses expressions by recursive descent, with one function per level of
  * precedence.
  *
- * The levels, from weak to strong:
+ * The levels, from weak to strong, are those of jinja2. They are not Python's where marked:
  *
- *     a if b else c;  or;  and;  not;  comparisons (chained);  + -;  ~;  * / // %;  ** (to the left);
- *     unary - +;  then calls, subscripts, filters and tests behind a value
+ *     a if b else c      nbl__tpl_expression
+ *     or                 parse_or
+ *     and                parse_and
+ *     not                parse_not
+ *     == != < > in       parse_compare   chained: a < b < c
+ *     + -                parse_math1
+ *     ~                  parse_concat    1 ~ 2 + 3 is an error: "12" + 3
+ *     * / // %           parse_math2
+ *     **                 parse_pow       to the left: 2**3**2 is 64, in Python 512
+ *     unary - +          parse_unary     stronger than **: -2**2 is 4, in Python -4
+ *     .a [a] (a)         parse_postfix
+ *     |filter is test    parse_unary     behind the sign: -1|abs is 1
  *
- * Nesting is limited to TPL_MAX_PARSE. */
+ * Each function leaves the token behind its expression as the current one. An operator's node has
+ * the position at which its left operand begins; behind the first operator of a chain it is the
+ * position of the token after the last operand, as in jinja2.
+ *
+ * Nesting is limited to TPL_MAX_PARSE, and by the stack of the thread (nbl__stack_left). */
 #include "base/stack.h"
 #include "text/template/syntax/jinja_ast.h"
 #include "text/template/runtime/jinja_runtime.h"
@@ -15,6 +29,7 @@ static nbl_status parse_or(tpl_parser *p, tpl_node **node);
 static nbl_status parse_unary(tpl_parser *p, bool with_filter, tpl_node **node);
 static nbl_status parse_postfix(tpl_parser *p, tpl_node *node, tpl_node **result);
 
+/* Makes a node with the two parts a and b. */
 static nbl_status two(tpl_parser *p, tpl_kind kind, tpl_operator op, const tpl_token *at, tpl_node *a,
                       tpl_node *b, tpl_node **node)
 {
@@ -25,6 +40,8 @@ static nbl_status two(tpl_parser *p, tpl_kind kind, tpl_operator op, const tpl_t
     return NBL_OK;
 }
 
+/* Parses a whole expression. `with_condition`: an inline if may follow, also several in a row: `a
+ * if b if c else d` is (a if b) if c else d. */
 nbl_status nbl__tpl_expression(tpl_parser *p, bool with_condition, tpl_node **result)
 {
     if (++p->vm->depth > TPL_MAX_PARSE || nbl__stack_left() < TPL_STACK_RESERVE)
@@ -91,7 +108,7 @@ static nbl_status parse_or(tpl_parser *p, tpl_node **node)
     }
 }
 
-/* Parses one level of binary operators that group to the left. */
+/* One level of binary operators that group to the left: tokens[i] makes operators[i]. */
 typedef struct level {
     tpl_token_type tokens[4];
     tpl_operator operators[4];
@@ -135,6 +152,7 @@ static nbl_status parse_math2(tpl_parser *p, tpl_node **node)
     return NBL_OK;
 }
 
+/* All operands of a chain of ~ are in one node: a ~ b ~ c joins three texts at once. */
 static nbl_status parse_concat(tpl_parser *p, tpl_node **node)
 {
     tpl_token at = p->current;
@@ -167,6 +185,7 @@ static nbl_status parse_math1(tpl_parser *p, tpl_node **node)
     return NBL_OK;
 }
 
+/* True if a comparison operator stands here. *words is the number of its tokens: 2 for `not in`. */
 static bool comparison(const tpl_parser *p, tpl_operator *op, int *words)
 {
     *words = 1;
@@ -186,6 +205,8 @@ static bool comparison(const tpl_parser *p, tpl_operator *op, int *words)
     return nbl__tpl_at_name(p, "not") && next->type == TOKEN_NAME && tpl_same(next->value.string, "in");
 }
 
+/* Parses a chain of comparisons into one node. a < b <= c has `a` as its first operand and two
+ * OPERANDs, (< b) and (<= c). Python evaluates b once. */
 static nbl_status parse_compare(tpl_parser *p, tpl_node **node)
 {
     tpl_operator op;
@@ -210,6 +231,7 @@ static nbl_status parse_compare(tpl_parser *p, tpl_node **node)
 
 /* ---- values ---- */
 
+/* [a, b]; a comma may stand behind the last item. */
 static nbl_status parse_list(tpl_parser *p, tpl_node **node)
 {
     tpl_node *item;
@@ -224,6 +246,7 @@ static nbl_status parse_list(tpl_parser *p, tpl_node **node)
     return nbl__tpl_expect(p, TOKEN_RBRACKET);
 }
 
+/* {a: b, c: d}; the list of the node has key, value, key, value. */
 static nbl_status parse_dict(tpl_parser *p, tpl_node **node)
 {
     tpl_node *item;
@@ -241,6 +264,7 @@ static nbl_status parse_dict(tpl_parser *p, tpl_node **node)
     return nbl__tpl_expect(p, TOKEN_RBRACE);
 }
 
+/* Parses a string. Strings that follow each other are one: 'a' 'b' is 'ab'. */
 static nbl_status parse_string(tpl_parser *p, tpl_node **node)
 {
     tpl_text text = {0};
@@ -256,6 +280,8 @@ static nbl_status parse_string(tpl_parser *p, tpl_node **node)
     return nbl__tpl_take(p->vm, &text, &(*node)->value);
 }
 
+/* Parses a name or one of the words true, false and none, also with a capital. With `namespaces`
+ * the name may be ns.x, as the target of a set. */
 static nbl_status parse_word(tpl_parser *p, bool namespaces, tpl_node **node)
 {
     static const struct {
@@ -303,6 +329,8 @@ nbl_status nbl__tpl_primary(tpl_parser *p, bool namespaces, tpl_node **node)
     }
 }
 
+/* Parses a, b, c as a tuple; a single expression without a comma stays itself. A comma may stand
+ * behind the last item: "a," is a tuple of one. Only inside parentheses may there be no item. */
 nbl_status nbl__tpl_tuple(tpl_parser *p, tpl_tuple_rules rules, tpl_node **result)
 {
     tpl_nodes items = {0};
@@ -333,6 +361,7 @@ nbl_status nbl__tpl_tuple(tpl_parser *p, tpl_tuple_rules rules, tpl_node **resul
 
 /* ---- behind a value ---- */
 
+/* Parses one subscript: an expression, or a slice a:b:c in which each part may be left out. */
 static nbl_status parse_subscribed(tpl_parser *p, tpl_node **node)
 {
     tpl_node *parts[3] = {NULL, NULL, NULL};
@@ -355,6 +384,8 @@ static nbl_status parse_subscribed(tpl_parser *p, tpl_node **node)
     return NBL_OK;
 }
 
+/* .name, .0 or [a]; the current token is the dot or bracket. x.0 is x[0]. x[a, b] has a tuple as
+ * its key. */
 static nbl_status parse_subscript(tpl_parser *p, tpl_node *value, tpl_node **node)
 {
     tpl_token at = p->current;
@@ -392,6 +423,9 @@ static nbl_status parse_subscript(tpl_parser *p, tpl_node *value, tpl_node **nod
     return NBL_OK;
 }
 
+/* Parses (a, b, *c, k=d, **e) into the fields of a call, filter or test. The order is fixed:
+ * positional, then keywords and one *c in any order, then one **e. Everything else is jinja2's
+ * "invalid syntax" at the opening bracket. */
 static nbl_status parse_arguments(tpl_parser *p, tpl_node *node)
 {
     tpl_token at = p->current;
@@ -436,6 +470,7 @@ static nbl_status parse_call(tpl_parser *p, tpl_node *value, tpl_node **node)
     return parse_arguments(p, *node);
 }
 
+/* Parses any number of subscripts and calls behind a value: a.b[0](x). */
 static nbl_status parse_postfix(tpl_parser *p, tpl_node *node, tpl_node **result)
 {
     for (;;) {
@@ -480,6 +515,8 @@ nbl_status nbl__tpl_filters(tpl_parser *p, tpl_node *input, bool inline_first, t
     return NBL_OK;
 }
 
+/* True if an argument without brackets may follow the name of a test: `x is divisibleby 3`. The
+ * words else, or and and go on with the expression around the test. */
 static bool begins_test_argument(const tpl_parser *p)
 {
     switch (p->current.type) {
@@ -493,6 +530,9 @@ static bool begins_test_argument(const tpl_parser *p)
     }
 }
 
+/* Parses `is name`, `is not name`, with arguments in brackets or one without. The argument is a
+ * primary with subscripts and calls: `x is sameas a.b` takes a.b, and `x is divisibleby 3 + 1` is
+ * (x is divisibleby 3) + 1. `is not` becomes a NOT around the test. */
 static nbl_status parse_test(tpl_parser *p, tpl_node *value, tpl_node **result)
 {
     tpl_token at = p->current;
@@ -520,6 +560,8 @@ static nbl_status parse_test(tpl_parser *p, tpl_node *value, tpl_node **result)
     return NBL_OK;
 }
 
+/* Parses signs, a value, what stands behind it, and with `with_filter` its filters and tests. The
+ * operand of a sign is parsed without filters, so filters apply to the signed value. */
 static nbl_status parse_unary(tpl_parser *p, bool with_filter, tpl_node **result)
 {
     tpl_node *node;

@@ -1,13 +1,24 @@
 /* jinja_lexer.c - splits the text of a template into tokens.
  *
+ * Example, one line per token:
+ *
+ *     Hi {{ name|trim }}!   DATA "Hi ", VARIABLE_BEGIN, NAME name, PIPE, NAME trim, VARIABLE_END,
+ *                           DATA "!", END
+ *
  * White space follows jinja2 with trim_blocks and lstrip_blocks:
- *   - a newline right after a block tag is dropped;
- *   - blanks between the start of a line and a block tag are dropped;
- *   - '-' in a tag strips all white space on its side, '+' keeps it;
- *   - line ends become '\n', and one at the end of the template is dropped.
+ * * A newline right after a block tag is dropped.
+ * * Blanks between the start of a line and a block tag are dropped.
+ * * '-' in a tag strips all white space on its side. '+' keeps it.
+ * * Line ends become '\n'. One line end at the end of the template is dropped.
  *
  * The whole text is split before the parser starts. Text that cannot be split becomes an error
  * token. So if the template has two errors, the parser reports the one that jinja2 finds first.
+ *
+ * Invariant: begin <= at <= end, and every token starts at or after the token before it. So lines
+ * and columns are counted in one pass.
+ *
+ * Memory: the text is copied once into the arena. Names and data are slices of this copy. Strings
+ * with escapes and numbers are built anew.
  *
  * Cost: linear in the length of the text. */
 #include <math.h>
@@ -19,6 +30,7 @@
 #include "text/template/syntax/jinja_ast.h"
 #include "text/template/library/jinja_unicode.h"
 
+/* The state of one run over the text. `at` is the next character to read. */
 typedef struct lexer {
     tpl_vm *vm;
     tpl_tokens *tokens;
@@ -31,6 +43,8 @@ typedef struct lexer {
     bool stopped;
 } lexer;
 
+/* Moves the position (line, column) to `to`. UTF-8 continuation bytes (10xxxxxx) do not count: a
+ * column is a character. */
 static void count_to(lexer *x, const char *to)
 {
     for (; x->counted < to; x->counted++) {
@@ -40,6 +54,8 @@ static void count_to(lexer *x, const char *to)
     }
 }
 
+/* Appends a token that begins at `at`. The array doubles in the arena; the old array is not
+ * freed. */
 static nbl_status add(lexer *x, tpl_token_type type, const char *at, tpl_value value)
 {
     tpl_tokens *t = x->tokens;
@@ -56,6 +72,7 @@ static nbl_status add(lexer *x, tpl_token_type type, const char *at, tpl_value v
     return NBL_OK;
 }
 
+/* Ends the split with an error token at `at`. The parser raises the message when it gets there. */
 static nbl_status stop(lexer *x, const char *at, const char *message)
 {
     tpl_value text;
@@ -64,6 +81,7 @@ static nbl_status stop(lexer *x, const char *at, const char *message)
     return add(x, TOKEN_ERROR, at, text);
 }
 
+/* Appends a token whose text is [begin, end). The bytes are borrowed from the lexer's copy. */
 static nbl_status add_text(lexer *x, tpl_token_type type, const char *begin, const char *end)
 {
     tpl_value value;
@@ -86,7 +104,15 @@ static bool starts(const lexer *x, const char *at, const char *what)
 
 /* ---- text between tags ---- */
 
-/* Returns the end of the text before a tag with this sign ('-', '+' or 0), after stripping. */
+/* Returns the end of the text before a tag with this sign ('-', '+' or 0), after stripping.
+ *
+ *     "a \n  {%- …"   '-': all white space goes: "a"
+ *     "a \n  {% …"    none: only the blanks of the tag's own line go: "a \n"
+ *     "a b {% …"      none: text stands before the tag on its line: nothing goes
+ *     "  {{ …"        variables: only '-' strips
+ *
+ * `begin` may lie inside a line, behind a tag. Then the blanks after that tag stay, unless the tag
+ * ended the line (line_starts). */
 static const char *strip(const lexer *x, const char *begin, const char *end, char sign, bool variable)
 {
     if (sign == '-') {
@@ -118,12 +144,15 @@ static int end_marker(const lexer *x, const char *at, const char *marker, char *
     return starts(x, from, marker) ? (int)(from - at) + (int)strlen(marker) : 0;
 }
 
+/* Continues behind a tag at `to`. Records whether the next text begins at the start of a line,
+ * which strip() needs. */
 static void passed(lexer *x, const char *to)
 {
     x->line_starts = to > x->begin && to[-1] == '\n';
     x->at = to;
 }
 
+/* Skips a comment; x->at is behind "{#" and its sign. A comment has no token. */
 static nbl_status lex_comment(lexer *x)
 {
     const char *from = x->at;
@@ -139,8 +168,9 @@ static nbl_status lex_comment(lexer *x)
     return stop(x, from, "Missing end of comment tag");
 }
 
-/* True if the tag is {% raw %}; `at` is behind "{%" and its sign. *to is where the raw text
- * begins. */
+/* True if the tag is {% raw %} or, with `end`, {% endraw %}; `at` is behind "{%" and its sign. *to
+ * is where the text behind the tag begins. jinja2 allows the sign '+' only at the end of endraw. A
+ * newline behind {% raw %} is part of the raw text; one behind {% endraw %} is dropped. */
 static bool is_raw(const lexer *x, const char *at, const char *word, const char **to, bool end)
 {
     char sign;
@@ -154,11 +184,13 @@ static bool is_raw(const lexer *x, const char *at, const char *word, const char 
     return true;
 }
 
+/* The sign behind the opening of a tag: '-', '+', or 0 for none. */
 static char sign_at(const lexer *x, const char *at)
 {
     return at < x->end && (*at == '-' || *at == '+') ? *at : 0;
 }
 
+/* Reads the text up to {% endraw %} as one token of data. Tags inside it are text. */
 static nbl_status lex_raw(lexer *x)
 {
     const char *from = x->at, *to;
@@ -177,6 +209,7 @@ static nbl_status lex_raw(lexer *x)
 
 /* ---- inside a tag ---- */
 
+/* True if a digit of this base stands at `at`. Both cases of a to f count. */
 static bool is_digit(const lexer *x, const char *at, int base)
 {
     if (at >= x->end) return false;
@@ -188,7 +221,7 @@ static bool is_digit(const lexer *x, const char *at, int base)
     return digit < base;
 }
 
-/* Digits with single underscores between them. */
+/* Skips digits with single underscores between them: "1_000", but not "1__0". Returns the end. */
 static const char *digits(const lexer *x, const char *at, int base)
 {
     if (!is_digit(x, at, base)) return at;
@@ -207,6 +240,9 @@ static nbl_status number_text(lexer *x, const char *begin, const char *end, char
     return NBL_OK;
 }
 
+/* Reads an integer that ends at `end`. A prefix (0x, 0o, 0b) has two characters. Only decimal
+ * integers may exceed 64 bits: a TPL_BIG keeps its decimal digits as text, and other bases would
+ * have to be converted. 4300 digits is Python's own limit. */
 static nbl_status lex_integer(lexer *x, const char *end, int base)
 {
     char *text;
@@ -234,6 +270,11 @@ static nbl_status lex_integer(lexer *x, const char *end, int base)
     return NBL_OK;
 }
 
+/* Reads an integer or a float. The order of the checks is that of jinja2's expressions:
+ * * A float needs a fraction or an exponent: "1.5", "1e3". "1." is the integer 1 and a dot.
+ * * No float begins right behind a dot. So a.0.1 is two subscripts, (a.0).1.
+ * * Then the bases 0x, 0o, 0b; one underscore may follow the prefix.
+ * * A leading 0 takes only zeros with it: "012" is the integers 0 and 12. */
 static nbl_status lex_number(lexer *x)
 {
     const char *at = x->at, *whole = digits(x, at, 10), *end = whole;
@@ -266,6 +307,8 @@ static nbl_status lex_number(lexer *x)
     return lex_integer(x, whole, 10);
 }
 
+/* Reads a word (Python's \w) and then checks that it is an identifier (Python's isidentifier). \w
+ * has more characters, such as superscript digits. A word that contains one of them is an error. */
 static nbl_status lex_name(lexer *x)
 {
     const char *end = x->at;
@@ -283,8 +326,9 @@ static nbl_status lex_name(lexer *x)
     return NBL_OK;
 }
 
-/* Reads one escape of a string; *at is behind the backslash and moves past the escape. Returns
- * NULL, or a message. */
+/* Reads one escape of a string; *at is behind the backslash and moves past the escape. Sets *code,
+ * or sets *keep for an unknown escape: Python keeps its backslash, so "\d" has two characters.
+ * Returns NULL, or a message. */
 static const char *read_escape(const char **at, const char *end, uint32_t *code, bool *keep)
 {
     static const char names[] = "abfnrtv\\'\"", values[] = "\a\b\f\n\r\t\v\\'\"";
@@ -313,6 +357,8 @@ static const char *read_escape(const char **at, const char *end, uint32_t *code,
     return NULL;
 }
 
+/* Reads a string in single or double quotes; x->at is the opening quote. A string without an end is
+ * an unexpected quote, as in jinja2, because no rule of its lexer matches there. */
 static nbl_status lex_string(lexer *x)
 {
     const char *begin = x->at + 1, *end = begin;
@@ -332,6 +378,7 @@ static nbl_status lex_string(lexer *x)
         at++;
         uint32_t code;
         bool keep;
+        /* a backslash at the end of a line joins the lines */
         if (*at == '\n') {
             at++;
         } else if ((unsigned char)*at >=
@@ -360,6 +407,7 @@ static nbl_status lex_string(lexer *x)
     return NBL_OK;
 }
 
+/* The order matters: the first entry that the text starts with is taken. */
 static const struct {
     const char *text;
     tpl_token_type type;
@@ -374,6 +422,8 @@ static const struct {
     {",", TOKEN_COMMA},     {";", TOKEN_SEMICOLON},
 };
 
+/* Reads an operator or a bracket. Brackets must match. While one is open, "}}" and "%}" do not end
+ * the tag, so that {{ {"a": {}} }} is read as jinja2 reads it. */
 static nbl_status lex_operator(lexer *x)
 {
     char message[64];
@@ -400,7 +450,9 @@ static nbl_status lex_operator(lexer *x)
     return stop(x, x->at, message);
 }
 
-/* Splits the inside of a tag, from behind "{{" or "{%" to its end. */
+/* Splits the inside of a tag, from behind "{{" or "{%" to its end. A variable's tag may end with
+ * "-}}", but not with "+}}". A tag without an end is no error here: the parser finds the end of the
+ * template instead of the end tag. */
 static nbl_status lex_tag(lexer *x, bool variable)
 {
     while (x->at < x->end && !x->stopped) {
@@ -423,6 +475,7 @@ static nbl_status lex_tag(lexer *x, bool variable)
     return NBL_OK;
 }
 
+/* Splits the whole text: data up to the next "{%", "{{" or "{#", then the tag. */
 static nbl_status lex_all(lexer *x)
 {
     while (x->at < x->end && !x->stopped) {
@@ -458,6 +511,7 @@ nbl_status nbl__tpl_lex(tpl_vm *vm, const char *text, size_t size, tpl_tokens *t
     char *copy, *o;
     NBL_TRY(TPL_NEW(vm, copy, size + 1));
     o = copy;
+    /* copy the text, with "\r\n" and "\r" as "\n" */
     for (const char *s = text, *end = text + size; s < end;) {
         int n = nbl__utf8_length(s, end);
         if (n == 0) return nbl__tpl_raise(vm, "the template is not valid UTF-8");

@@ -1,7 +1,16 @@
 /* jinja_parser.c - parses the statements of a template; see jinja_ast.h.
  *
- * Errors have the line that jinja2 reports. extends, include and import are errors that name the
- * statement, because a chat template has no other templates to load. */
+ * The parser is a recursive descent with one token of lookahead: p->current is the next token to
+ * read, nbl__tpl_peek is the one behind it. Each statement is one function parse_NAME, found by
+ * name in the table `statements`. It is called with the statement's name as the current token, and
+ * returns with the end of the tag (BLOCK_END) as the current token. Expressions are in
+ * jinja_expression.c.
+ *
+ * Errors have the text and the line that jinja2 reports. extends, include and import are errors
+ * that name the statement, because a chat template has no other templates to load.
+ *
+ * Memory: nodes and lists are in the arena of the machine, which becomes the program's at the end.
+ * So nothing is freed on failure. */
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -22,6 +31,7 @@ nbl_status nbl__tpl_syntax(tpl_parser *p, const tpl_token *at, const char *forma
     return nbl__tpl_raise(p->vm, "%s", message);
 }
 
+/* The parser stays at the last token, which is TOKEN_END or TOKEN_ERROR. */
 nbl_status nbl__tpl_advance(tpl_parser *p)
 {
     if (p->at + 1 < p->tokens.count) p->at++;
@@ -93,6 +103,8 @@ nbl_status nbl__tpl_nodes_add(tpl_vm *vm, tpl_nodes *list, tpl_node *node)
 
 /* ---- bodies ---- */
 
+/* The stack of end tags (p->ends) and the stack of open statements (p->tags) exist for messages
+ * only. */
 static nbl_status parse_statement(tpl_parser *p, tpl_node **node);
 
 static bool at_end_tag(const tpl_parser *p, const char *const *ends)
@@ -102,6 +114,8 @@ static bool at_end_tag(const tpl_parser *p, const char *const *ends)
     return false;
 }
 
+/* Raises jinja2's message for an unknown tag, or with `tag` NULL for the end of the template inside
+ * a statement. The message lists the end tags that the innermost statement takes. */
 static nbl_status fail_unknown(tpl_parser *p, const tpl_token *tag)
 {
     char message[256] = "Unexpected end of template.";
@@ -117,6 +131,8 @@ static nbl_status fail_unknown(tpl_parser *p, const tpl_token *tag)
                            inner ? inner : "", inner ? "'." : "");
 }
 
+/* Moves the collected data and printed expressions into one OUTPUT node at the end of the body.
+ * jinja2 groups them in the same way. */
 static nbl_status flush(tpl_parser *p, tpl_nodes *data, tpl_nodes *body)
 {
     tpl_node *output;
@@ -164,8 +180,8 @@ static nbl_status parse_body(tpl_parser *p, const char *const *ends, const char 
     return NBL_OK;
 }
 
-/* Parses the body of a statement after its head. The end tag stays the current token, or is
- * dropped. */
+/* Parses the body of a statement after its head; a colon may end the head, as in Python. The end
+ * tag stays the current token, or is dropped. */
 static nbl_status parse_block_body(tpl_parser *p, const char *const *ends, const char *names, bool drop,
                                    tpl_nodes *body)
 {
@@ -175,6 +191,7 @@ static nbl_status parse_block_body(tpl_parser *p, const char *const *ends, const
     return drop ? nbl__tpl_advance(p) : NBL_OK;
 }
 
+/* The same for a statement with one end tag. The end tag is dropped. */
 static nbl_status parse_to(tpl_parser *p, const char *end, const char *name, tpl_nodes *body)
 {
     const char *const ends[] = {end, NULL};
@@ -183,6 +200,8 @@ static nbl_status parse_to(tpl_parser *p, const char *end, const char *name, tpl
 
 /* ---- targets ---- */
 
+/* True if a node may stand left of '=': a name, an attribute of a namespace, or a tuple of
+ * these. */
 static bool assignable(const tpl_node *node)
 {
     if (node->kind == NODE_NAME || node->kind == NODE_NSREF) return true;
@@ -199,6 +218,8 @@ static void mark_stored(tpl_node *node)
     for (int64_t i = 0; i < node->list.count; i++) mark_stored(node->list.items[i]);
 }
 
+/* Parses what a statement assigns to: `x`, `a, b`, `(a, (b, c))`, and with `namespaces` also
+ * `ns.x`. */
 static nbl_status parse_target(tpl_parser *p, bool namespaces, tpl_node **target)
 {
     tpl_token at = p->current;
@@ -217,6 +238,7 @@ static nbl_status parse_target(tpl_parser *p, bool namespaces, tpl_node **target
     return NBL_OK;
 }
 
+/* Parses a single name that is assigned to: the name of a macro or of a parameter. */
 static nbl_status parse_name_target(tpl_parser *p, tpl_node **target)
 {
     NBL_TRY(nbl__tpl_node(p, NODE_NAME, &p->current, target));
@@ -233,6 +255,8 @@ static nbl_status parse_name_target(tpl_parser *p, tpl_node **target)
 
 /* ---- statements; the current token is their name ---- */
 
+/* {% set a = b %}, or {% set a %}…{% endset %} with optional filters: {% set a|trim %}…{% endset
+ * %}. */
 static nbl_status parse_set(tpl_parser *p, tpl_node *node)
 {
     NBL_TRY(nbl__tpl_advance(p));
@@ -247,6 +271,8 @@ static nbl_status parse_set(tpl_parser *p, tpl_node *node)
     return parse_to(p, "endset", "'endset'", &node->body);
 }
 
+/* {% for a in b if c recursive %}…{% else %}…{% endfor %}. The iterable is parsed without inline
+ * conditions, because the word `if` begins the condition of the loop. */
 static nbl_status parse_for(tpl_parser *p, tpl_node *node)
 {
     static const char *const ends[] = {"endfor", "else", NULL};
@@ -269,6 +295,8 @@ static nbl_status parse_for(tpl_parser *p, tpl_node *node)
     return parse_to(p, "endfor", "'endfor'", &node->otherwise);
 }
 
+/* {% if a %}…{% elif b %}…{% else %}…{% endif %}. Each elif becomes an IF node in the list of the
+ * first one. Only the first node has the else branch. */
 static nbl_status parse_if(tpl_parser *p, tpl_node *node)
 {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
@@ -289,6 +317,8 @@ static nbl_status parse_if(tpl_parser *p, tpl_node *node)
     return nbl__tpl_advance(p);
 }
 
+/* (a, b=1): the parameters of a macro or call block. The defaults belong to the last parameters:
+ * defaults.items[k] is that of parameter list.count - defaults.count + k. */
 static nbl_status parse_signature(tpl_parser *p, tpl_node *node)
 {
     NBL_TRY(nbl__tpl_expect(p, TOKEN_LPAREN));
@@ -319,6 +349,8 @@ static nbl_status parse_macro(tpl_parser *p, tpl_node *node)
     return parse_to(p, "endmacro", "'endmacro'", &node->body);
 }
 
+/* {% call(a, b) macro(x) %}…{% endcall %}: calls macro(x); the body becomes its variable `caller`,
+ * a macro with the parameters a and b. */
 static nbl_status parse_call_block(tpl_parser *p, tpl_node *node)
 {
     tpl_token at = p->current;
@@ -330,6 +362,7 @@ static nbl_status parse_call_block(tpl_parser *p, tpl_node *node)
     return parse_to(p, "endcall", "'endcall'", &node->body);
 }
 
+/* {% filter upper|trim %}…{% endfilter %}: the first filter stands without a bar. */
 static nbl_status parse_filter_block(tpl_parser *p, tpl_node *node)
 {
     node->kind = NODE_FILTER_BLOCK;
@@ -338,6 +371,8 @@ static nbl_status parse_filter_block(tpl_parser *p, tpl_node *node)
     return parse_to(p, "endfilter", "'endfilter'", &node->body);
 }
 
+/* {% generation %}…{% endgeneration %}: an extension of transformers. It marks the text of the
+ * assistant; the spans of this text become training masks. */
 static nbl_status parse_generation(tpl_parser *p, tpl_node *node)
 {
     node->kind = NODE_GENERATION;
@@ -345,6 +380,7 @@ static nbl_status parse_generation(tpl_parser *p, tpl_node *node)
     return parse_to(p, "endgeneration", "'endgeneration'", &node->body);
 }
 
+/* {% with a=1, b=2 %}…{% endwith %}: list[i] is the target of the value defaults[i]. */
 static nbl_status parse_with(tpl_parser *p, tpl_node *node)
 {
     node->kind = NODE_WITH;
@@ -369,6 +405,8 @@ static nbl_status parse_autoescape(tpl_parser *p, tpl_node *node)
     return parse_to(p, "endautoescape", "'endautoescape'", &node->body);
 }
 
+/* {% block name scoped %}…{% endblock name %}. Without inheritance a block is printed where it
+ * stands. The name behind endblock is optional, and dropped if it is the right one. */
 static nbl_status parse_block(tpl_parser *p, tpl_node *node)
 {
     bool required, named;
@@ -389,6 +427,7 @@ static nbl_status parse_block(tpl_parser *p, tpl_node *node)
     return named ? nbl__tpl_advance(p) : NBL_OK;
 }
 
+/* {% print a, b %} prints the same as {{ a }}{{ b }}. */
 static nbl_status parse_print(tpl_parser *p, tpl_node *node)
 {
     node->kind = NODE_OUTPUT;
@@ -437,6 +476,8 @@ static const struct {
     {"from", NULL},
 };
 
+/* Parses one statement. The node is made as an OUTPUT; the function of the statement sets its
+ * kind. */
 static nbl_status parse_statement(tpl_parser *p, tpl_node **node)
 {
     tpl_token at = p->current;
@@ -469,6 +510,7 @@ nbl_status nbl__tpl_parse(tpl_vm *vm, const char *text, size_t size, tpl_program
     NBL_TRY(TPL_NEW(vm, p, 1));
     p->vm = vm;
     NBL_TRY(nbl__tpl_lex(vm, text, size, &p->tokens));
+    /* advance() then makes item 0 the current token */
     p->at = -1;
     NBL_TRY(nbl__tpl_advance(p));
     NBL_TRY(parse_body(p, NULL, NULL, &program->body));

@@ -1,18 +1,31 @@
 /* jinja_scope.c - resolves the names of a template to slots, before the template runs.
  *
  * The rules are those of jinja2's compiler:
- *   - A scope (loop, macro, with, set block, …) that stores a name has a variable of its own. The
- *     variable starts with the value of the outer variable.
- *   - The branches of an `if` share the scope around them.
- *   - A name that no scope stores is looked up in the variables of the template when its scope is entered.
+ * * A scope (loop, macro, with, set block, …) that stores a name has a variable of its own. The
+ * variable starts with the value of the outer variable.
+ * * The branches of an `if` share the scope around them.
+ * * A name that no scope stores is looked up in the variables of the template when its scope is
+ * entered.
+ *
+ * Example: the loop has its own x, so the last line prints 1.
+ *
+ *     {% set x = 1 %}           slot 0 = x     UNDEFINED on entry, then set
+ *     {% for y in z %}          slot 1 = z     RESOLVE on entry of the template
+ *                               slot 2 = y     PARAMETER of the loop
+ *       {% set x = y %}         slot 3 = x     ALIAS of slot 0 on entry of each pass
+ *     {% endfor %}
+ *     {{ x }}                   slot 0
  *
  * A slot belongs to the function in which its scope is. A function inside reaches the slot over a
  * number of frames (`hops`). Each scope is visited twice: analyze() collects the names of a scope,
- * compile() writes slots into the nodes. The work is counted, so hostile templates reach a
- * limit. */
+ * compile() writes slots into the nodes. Both passes visit the parts of a node in jinja2's order,
+ * because the order decides which error of a template is reported. The work is counted, so hostile
+ * templates reach a limit. */
 #include "text/template/runtime/jinja_runtime.h"
 #include "text/template/syntax/jinja_symbols.h"
 
+/* What compile() knows about the code around a node; jinja2's Frame. It is passed by value: a
+ * change holds for the parts of a node only. */
 typedef struct frame {
     tpl_symbols *symbols;
     bool toplevel, soft, in_loop;
@@ -27,6 +40,9 @@ typedef struct compiler {
 
 /* ---- the names of one scope; inner scopes are not entered ---- */
 
+/* Records the names that a node reads and stores in its own scope. Of a statement with a scope of
+ * its own only the head is visited: {% for a in b %} reads b here, and stores a in the scope of the
+ * loop. `as_parameter`: names are parameters, which the caller of the scope sets. */
 static nbl_status analyze(compiler *c, tpl_symbols *s, const tpl_node *node, bool as_parameter);
 
 static nbl_status analyze_all(compiler *c, tpl_symbols *s, const tpl_nodes *nodes, bool as_parameter)
@@ -35,6 +51,8 @@ static nbl_status analyze_all(compiler *c, tpl_symbols *s, const tpl_nodes *node
     return NBL_OK;
 }
 
+/* The body, the list of elifs and the else branch are the three branches. Each starts from the same
+ * symbols, so a name that one branch stores is not known in the others. */
 static nbl_status analyze_if(compiler *c, tpl_symbols *s, const tpl_node *node)
 {
     tpl_symbols branches[3];
@@ -63,6 +81,7 @@ static nbl_status analyze(compiler *c, tpl_symbols *s, const tpl_node *node, boo
     case NODE_IF: status = analyze_if(c, s, node); break;
     case NODE_MACRO: status = nbl__tpl_symbol_stored(c->vm, s, node->value.string); break;
     case NODE_SET:
+        /* the value is read before the target is stored: {% set x = x + 1 %} */
         NBL_TRY(analyze(c, s, node->b, as_parameter));
         status = analyze(c, s, node->a, as_parameter);
         break;
@@ -90,6 +109,7 @@ static nbl_status analyze(compiler *c, tpl_symbols *s, const tpl_node *node, boo
 
 /* ---- names used before they are stored, anywhere below ---- */
 
+/* Looks for names without regard to scopes, as jinja2's UndeclaredNameVisitor does. */
 typedef struct search {
     tpl_vm *vm;
     const char *const *names;
@@ -105,6 +125,9 @@ static nbl_status find_in_all(search *f, const tpl_nodes *nodes)
     return NBL_OK;
 }
 
+/* Visits a node and everything below. The order of the parts is the order of the fields of jinja2's
+ * nodes, in which "used before it is stored" is meant: that of a conditional expression is test,
+ * first, second. */
 static nbl_status find_names(search *f, const tpl_node *node)
 {
     if (node == NULL || node->kind == NODE_BLOCK) return NBL_OK;
@@ -145,6 +168,7 @@ static nbl_status find_undeclared(compiler *c, const tpl_nodes *body, const char
 
 /* ---- scopes into nodes ---- */
 
+/* Copies the slots to fill on entry into the node that opens the scope. */
 static nbl_status keep_scope(compiler *c, const tpl_symbols *s, tpl_scope *scope)
 {
     NBL_TRY(TPL_NEW(c->vm, scope->loads, s->load_count));
@@ -160,11 +184,13 @@ static nbl_status keep_scope(compiler *c, const tpl_symbols *s, tpl_scope *scope
     return NBL_OK;
 }
 
+/* The symbols of a scope inside `outer`: in the same function, or with `owner` in a new one. */
 static tpl_symbols inner_symbols(tpl_symbols *outer, tpl_owner *owner)
 {
     return (tpl_symbols){.parent = outer, .level = outer->level + 1, .owner = owner ? owner : outer->owner};
 }
 
+/* Begins a function inside `parent`: a frame of its own, without slots yet. */
 static nbl_status new_function(compiler *c, tpl_owner *parent, tpl_owner *made)
 {
     *made = (tpl_owner){.parent = parent, .depth = parent ? parent->depth + 1 : 0};
@@ -181,7 +207,7 @@ static nbl_status compile_all(compiler *c, frame f, const tpl_nodes *nodes)
     return NBL_OK;
 }
 
-/* Sets the position for an error message. */
+/* Sets the position for the error message that the caller raises. */
 static nbl_status complain(compiler *c, const tpl_node *node)
 {
     c->vm->line = node->line;
@@ -242,6 +268,8 @@ static nbl_status clone_target(compiler *c, const tpl_node *node, tpl_node **cop
     return NBL_OK;
 }
 
+/* True if a block inside these statements is `scoped`: it may use `loop`, so the loop must have
+ * it. */
 static nbl_status has_scoped_block(compiler *c, const tpl_nodes *nodes, bool *found)
 {
     NBL_TRY(nbl__tpl_enter(c->vm));
@@ -257,7 +285,10 @@ static nbl_status has_scoped_block(compiler *c, const tpl_nodes *nodes, bool *fo
 }
 
 /* Compiles a loop. Body, condition and else branch are scopes of their own. A condition is a
- * function, because it runs while the iterator advances. A recursive loop is a function too. */
+ * function, because it runs while the iterator advances. A recursive loop is a function too,
+ * because loop(…) calls it.
+ *
+ * Only a loop that uses the variable `loop` has it (`extended`), as in jinja2. */
 static nbl_status compile_for(compiler *c, frame f, tpl_node *node)
 {
     static const char *const names[] = {"loop"};
@@ -302,7 +333,10 @@ static nbl_status compile_for(compiler *c, frame f, tpl_node *node)
                        &node->otherwise);
 }
 
-/* Compiles a macro, or the body of a call block or generation block. */
+/* Compiles a macro, or the body of a call block or generation block: a function with parameters.
+ *
+ * The variables caller, kwargs and varargs exist only if the body uses them. A macro that does not
+ * use kwargs refuses unknown keywords. A parameter of one of these names takes its place. */
 static nbl_status compile_macro(compiler *c, frame f, tpl_node *node)
 {
     static const char *const names[] = {"caller", "kwargs", "varargs"};
@@ -350,7 +384,9 @@ static nbl_status begin_autoescape(compiler *c, tpl_node *node)
     return node->kind == NODE_CONST ? nbl__tpl_truth(c->vm, node->value, &c->vm->autoescape) : NBL_OK;
 }
 
-/* Compiles a with, filter, set or autoescape block: a scope in the same frame. */
+/* Compiles a with, filter, set or autoescape block: a scope in the same frame. The values of `with`
+ * are read outside the scope, so {% with a=1, b=a %} takes the outer a. The flags of autoescape
+ * hold for the body only. */
 static nbl_status compile_inner(compiler *c, frame f, tpl_node *node)
 {
     tpl_symbols s = inner_symbols(f.symbols, NULL);
@@ -373,12 +409,17 @@ static nbl_status compile_inner(compiler *c, frame f, tpl_node *node)
     return node->a ? compile(c, inner, node->a) : NBL_OK;
 }
 
+/* True for the kinds that jinja2's compiler folds (its decorator optimizeconst). The range relies
+ * on the order of tpl_kind. */
 static bool is_folded(const tpl_node *node)
 {
     return node->kind >= NODE_COND && node->kind <= NODE_POS && node->kind != NODE_OPERAND &&
            node->kind != NODE_SLICE;
 }
 
+/* Fails for an unknown filter or test. Inside an `if` or a conditional expression the failure comes
+ * at run time, and only if the filter is reached. So a template may test for a filter before it
+ * uses it. */
 static nbl_status check_callee(compiler *c, frame f, tpl_node *node)
 {
     const tpl_string *name = node->value.string;
@@ -399,6 +440,8 @@ static nbl_status fold(compiler *c, frame f, tpl_node *node)
     return NBL_OK;
 }
 
+/* Writes the slots of one node and visits its parts. Kinds with a scope of their own return
+ * early. */
 static nbl_status compile_node(compiler *c, frame f, tpl_node *node)
 {
     f.folds |= is_folded(node);
@@ -447,6 +490,8 @@ static nbl_status compile_node(compiler *c, frame f, tpl_node *node)
     return node->dyn_kwargs ? compile(c, f, node->dyn_kwargs) : NBL_OK;
 }
 
+/* Folds a node, then compiles what is left. A folded node is a CONST, and its parts are not
+ * visited. */
 static nbl_status compile(compiler *c, frame f, tpl_node *node)
 {
     NBL_TRY(nbl__tpl_enter(c->vm));
@@ -472,6 +517,8 @@ static nbl_status compile_block(compiler *c, tpl_node *node)
     return compile_all(c, (frame){.symbols = &s}, &node->body);
 }
 
+/* Resolves the whole template, then its blocks. A block has no parent frame: it is compiled after
+ * the body, in the order of appearance. */
 nbl_status nbl__tpl_resolve(tpl_vm *vm, tpl_program *program)
 {
     static const char *const names[] = {"self"};

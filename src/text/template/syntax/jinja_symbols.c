@@ -54,6 +54,7 @@ static bool has_ref(const tpl_symbols *s, const tpl_string *name)
     return false;
 }
 
+/* Sets what a name refers to. A later definition of the same name replaces the earlier one. */
 static nbl_status set_ref(tpl_vm *vm, tpl_symbols *s, tpl_ref r)
 {
     for (int i = 0; i < s->ref_count; i++)
@@ -63,6 +64,7 @@ static nbl_status set_ref(tpl_vm *vm, tpl_symbols *s, tpl_ref r)
     return NBL_OK;
 }
 
+/* Sets how a slot is filled on entry. There is one entry per slot: the last call counts. */
 static nbl_status set_load(tpl_vm *vm, tpl_symbols *s, tpl_symbol_load load)
 {
     for (int i = 0; i < s->load_count; i++)
@@ -135,7 +137,10 @@ nbl_status nbl__tpl_copy_symbols(tpl_vm *vm, const tpl_symbols *s, tpl_symbols *
 }
 
 /* A name that only some branches store may be unset afterwards. So it is loaded on entry: from the
- * outer scope, or from the variables of the template. */
+ * outer scope, or from the variables of the template. Example: after {% if a %}{% set x = 1 %}{%
+ * endif %} the text {{ x }} prints the caller's x where a is false.
+ *
+ * jinja2 does this for every name that is new in a branch, also if all branches store it. */
 nbl_status nbl__tpl_join_branches(tpl_vm *vm, tpl_symbols *s, const tpl_symbols *branches, int count)
 {
     const tpl_string **stores = NULL;
