@@ -1,5 +1,6 @@
 /* alloc.c - see alloc.h. */
 #include "base/alloc.h"
+#include "base/base.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -58,4 +59,26 @@ static void counting_free(void *user, void *memory, size_t size)
 nbl_allocator nbl__counting_allocator(nbl__counter *counter)
 {
     return (nbl_allocator){counting_alloc, counting_free, counter};
+}
+
+enum { SIZE_PREFIX = 64 };
+
+void *nbl__alloc_sized(size_t size, void *ctx)
+{
+    if (size > SIZE_MAX - SIZE_PREFIX) {
+        nbl__fail(ctx, NBL_ERROR_MEMORY, "%zu bytes are too many", size);
+        return NULL;
+    }
+    uint8_t *block = nbl__alloc(ctx, size + SIZE_PREFIX);
+    if (block == NULL) return NULL;
+    memcpy(block, &size, sizeof size);
+    return block + SIZE_PREFIX;
+}
+
+void nbl__free_sized(void *memory, void *ctx)
+{
+    size_t size;
+    if (memory == NULL) return;
+    memcpy(&size, (uint8_t *)memory - SIZE_PREFIX, sizeof size);
+    nbl__free(ctx, (uint8_t *)memory - SIZE_PREFIX, size + SIZE_PREFIX);
 }

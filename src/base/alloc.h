@@ -20,4 +20,10 @@ typedef struct nbl__counter {
 
 nbl_allocator nbl__counting_allocator(nbl__counter *counter);
 
+/* malloc and free of a library (PCRE2) from the memory of `ctx`, an nbl_context. Such a library
+ * frees without the size that nbl__free needs, so the size stands before the block. Aligned to 64
+ * bytes. NULL and a recorded failure if there is no memory. */
+void *nbl__alloc_sized(size_t size, void *ctx);
+void nbl__free_sized(void *memory, void *ctx); /* NULL is allowed */
+
 #endif

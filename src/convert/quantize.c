@@ -11,6 +11,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include "base/alloc.h"
 #include "convert/encode.h"
 #include "format/hf/hf_linear.h"
 
@@ -23,28 +24,7 @@ typedef struct plan {
     pcre2_match_data *match;
 } plan;
 
-/* ---- the regular expression; PCRE2's memory comes from the context ---- */
-
-enum {
-    PREFIX = 64
-}; /* bytes before each block, for its size, which PCRE2 does not keep; 64 keeps the alignment */
-
-/* PCRE2's malloc and free, from the context's allocator. */
-static void *pcre_alloc(size_t size, void *ctx)
-{
-    uint8_t *block = nbl__alloc(ctx, size + PREFIX);
-    if (block == NULL) return NULL;
-    memcpy(block, &size, sizeof size);
-    return block + PREFIX;
-}
-
-static void pcre_free(void *memory, void *ctx)
-{
-    size_t size;
-    if (memory == NULL) return;
-    memcpy(&size, (uint8_t *)memory - PREFIX, sizeof size);
-    nbl__free(ctx, (uint8_t *)memory - PREFIX, size + PREFIX);
-}
+/* ---- the regular expression ---- */
 
 /* Compiles the expression of --skip. An invalid one is an error of the caller. */
 static nbl_status compile_skip(nbl_context *ctx, const char *pattern, plan *p)
@@ -52,7 +32,7 @@ static nbl_status compile_skip(nbl_context *ctx, const char *pattern, plan *p)
     if (pattern == NULL) return NBL_OK;
     int error = 0;
     PCRE2_SIZE offset = 0;
-    p->memory = pcre2_general_context_create(pcre_alloc, pcre_free, ctx);
+    p->memory = pcre2_general_context_create(nbl__alloc_sized, nbl__free_sized, ctx);
     if (p->memory == NULL) return NBL_ERROR_MEMORY;
     pcre2_compile_context *compile = pcre2_compile_context_create(p->memory);
     if (compile == NULL) return NBL_ERROR_MEMORY;

@@ -55,7 +55,7 @@ PROGRAMS = r"""
 {{ '%s' % (1, 2) }}
 {{ 'abc' % 1 }}
 {{ 'abc' % [] }} {{ 'abc' % {} }} {{ 'abc' % () }}
-{{ '{} {}'.format(1, 'a') }} {{ '{0}{1}{0}'.format('a', 'b') }} {{ '{x} {y!r}'.format(x=1, y='z') }} {{ '{:>5}|{:<5}|{:^5}|{:*^7}'.format('a', 'b', 'c', 'd') }} {{ '{:05d} {:+d} {:,} {:x} {:#x} {:b} {:o}'.format(42, 7, 1234567, 255, 255, 5, 8) }}
+{{ '{} {}'.format(1, 'a') }} {{ '{0}{1}{0}'.format('a', 'b') }} {{ '{x} {y!r}'.format(x=1, y='z') }} {{ '{:>5}|{:<5}|{:^5}|{:*^7}'.format('a', 'b', 'c', 'd') }} {{ '{:05}|{:<05}|{:>05}|{:x<05}|{:<05}|{:05.1}'.format('a', 'b', 'c', 'd', 7, 'efg') }} {{ '{:05d} {:+d} {:,} {:x} {:#x} {:b} {:o}'.format(42, 7, 1234567, 255, 255, 5, 8) }}
 {{ '{:.2f} {:8.3f}| {:e} {:g} {:%} {:.1%}'.format(3.14159, 2.5, 12345.678, 0.0001, 0.25, 0.123) }} {{ '{a[x]} {b.name}'.format(a={'x': 1}, b=u[0]) }} {{ '{:{}}|'.format('a', 4) }} {{ '{{}} {}'.format(1) }} {{ '{!s:>4}'.format(1) }} {{ '{0[0]}{0[1]}'.format(l) }} {{ '{:_}'.format(1000000) }} {{ '{:10}|{:10}|'.format(1, 'a') }} {{ '{}'.format(none) }} {{ '{}'.format([1]) }} {{ '{:s}'.format('q') }} {{ '{:d}'.format(true) }} {{ '{}'.format(1.0) }} {{ '{:.3}'.format('abcdef') }} {{ '{:=+6d}'.format(5) }}
 {{ '{} {1}'.format(1, 2) }}
 {{ '{'.format(1) }}
@@ -185,7 +185,7 @@ PROGRAMS = r"""
 {{ [[1]]|unique|list }}
 {{ l|reverse|list }}{{ 'abc'|reverse }}{{ d|reverse|list }}{{ range(3)|reverse|list }}{{ (l|map('abs'))|reverse }}{{ d.items()|reverse|list }}{{ nope|reverse|list }}
 {{ n|reverse }}
-{{ l|batch(2)|list }}{{ l|batch(3, 'x')|list }}{{ l|slice(3)|list }}{{ l|slice(3, 'x')|list }}{{ e|batch(2)|list }}{{ range(7)|slice(3)|list }}{{ range(7)|batch(4, 0)|list }}
+{{ l|batch(2)|list }}{{ l|batch(3, 'x')|list }}{{ l|slice(3)|list }}{{ l|slice(3, 'x')|list }}{{ e|batch(2)|list }}{{ range(7)|slice(3)|list }}{{ range(7)|batch(4, 0)|list }}{{ l|batch(0)|list }}{{ l|batch(0, 'x')|list }}{{ l|batch(-1)|list }}{{ []|batch(0)|list }}
 {% for g in u|groupby('age') %}{{ g.grouper }}:{{ g.list|length }}:{{ g[0] }};{% endfor %}{% for a, b in u|groupby('name') %}{{ a }}{{ b|length }}{% endfor %}{{ x|groupby(1) }}{{ u|groupby('ok', default=false)|length }}{{ ['a', 'A', 'b']|groupby(0) }}
 {{ d|dictsort }}{{ d|dictsort(true) }}{{ d|dictsort(reverse=true) }}{{ {'a': 2, 'b': 1}|dictsort(by='value') }}{{ {'a': 2, 'b': 1}|dictsort(false, 'value', true) }}
 {{ d|dictsort(by='x') }}

@@ -67,6 +67,11 @@ static void the_language_is_jinja2s(void **state)
            "-5 }} "
            "{{ 127071712187142 / 1995466308440841919 }} {{ 9223372036854775807 / 1 }}",
            "175457529.55130288 -12.265409888138896 -0.0 6.368020930728193e-05 9.223372036854776e+18");
+    /* a zero before the width fills texts, too, and aligns numbers alone */
+    expect(ctx, "{{ '{:05}|{:<05}|{:x<05}|{:<05}'.format('a', 'b', 'c', 7) }}", "a0000|b0000|cxxxx|70000");
+    /* a batch of no items: an empty row, then all that is left */
+    expect(ctx, "{{ [1, 2]|batch(0)|list }}{{ []|batch(0)|list }}{{ [1]|batch(-1)|list }}",
+           "[[], [1, 2]][][[1]]");
     expect(ctx, "{{ range(0, 9223372036854775807, 92233720368548)|length }}", "100000");
     expect_failure(ctx, "{{ range(0, 9223372036854775807, 92233720368547)|length }}", NBL_ERROR_FORMAT,
                    "Range too big");

@@ -23,6 +23,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/alloc.h"
 #include "format/peft/peft.h"
 
 enum { STEP_LIMIT = 200000, EXPRESSION_LIMIT = 65536 };
@@ -45,31 +46,6 @@ struct nbl__peft_rules {
     int64_t layer_expressions;
     nbl__peft_list targeted, excluded; /* the settings' lists, sorted */
 };
-
-/* ---- memory for PCRE2 ----
- *
- * PCRE2 frees blocks without their sizes, which nbl__free needs. So the size is stored PREFIX bytes
- * before each block; 64 keeps the alignment. */
-
-enum { PREFIX = 64 };
-
-/* PCRE2's malloc. */
-static void *give(size_t size, void *ctx)
-{
-    uint8_t *block = nbl__alloc(ctx, size + PREFIX);
-    if (block == NULL) return NULL;
-    memcpy(block, &size, sizeof size);
-    return block + PREFIX;
-}
-
-/* PCRE2's free. */
-static void take(void *memory, void *ctx)
-{
-    size_t size;
-    if (memory == NULL) return;
-    memcpy(&size, (uint8_t *)memory - PREFIX, sizeof size);
-    nbl__free(ctx, (uint8_t *)memory - PREFIX, size + PREFIX);
-}
 
 /* ---- compiling ---- */
 
@@ -149,7 +125,7 @@ static nbl_status sort_list(nbl__peft_rules *r, const nbl__peft_list *list, nbl_
 static nbl_status compile_all(nbl__peft_rules *r)
 {
     const nbl__peft_settings *s = r->settings;
-    r->memory = pcre2_general_context_create(give, take, r->ctx);
+    r->memory = pcre2_general_context_create(nbl__alloc_sized, nbl__free_sized, r->ctx);
     if (r->memory == NULL) return NBL_ERROR_MEMORY;
     r->compile = pcre2_compile_context_create(r->memory);
     if (r->compile == NULL) return NBL_ERROR_MEMORY;

@@ -16,6 +16,7 @@
 #include <pcre2.h>
 #include <stdio.h>
 
+#include "base/alloc.h"
 #include "text/chars.h"
 #include "text/unicode/unicode.h"
 
@@ -30,31 +31,7 @@ struct nbl__regex {
     char where[96]; /* begin of messages, shortened */
 };
 
-/* nbl__free needs the size of a block, which PCRE2 does not pass. So it is stored in front of the
- * block. */
-typedef union header {
-    size_t size;
-    max_align_t align;
-} header;
-
-/* PCRE2's malloc, by way of the context's allocator. */
-static void *take(PCRE2_SIZE size, void *user)
-{
-    header *memory = size > SIZE_MAX / 2 ? NULL : nbl__alloc(user, size + sizeof *memory);
-    if (memory == NULL) return NULL;
-    memory->size = size + sizeof *memory;
-    return memory + 1;
-}
-
-/* PCRE2's free. */
-static void give(void *memory, void *user)
-{
-    if (memory == NULL) return;
-    header *begin = (header *)memory - 1;
-    nbl__free(user, begin, begin->size);
-}
-
-/* PCRE2 does not say why it has no memory; the failed allocation was made by take(). */
+/* PCRE2 does not say why it has no memory; the failed allocation was made by nbl__alloc_sized(). */
 static nbl_status out_of_memory(nbl_context *ctx, const char *where)
 {
     return nbl__fail(ctx, NBL_ERROR_MEMORY, "%s: out of memory for a regular expression", where);
@@ -65,7 +42,7 @@ static nbl_status out_of_memory(nbl_context *ctx, const char *where)
  * matches a lone byte, is forbidden: it could split a character. */
 static nbl_status compile(nbl_context *ctx, nbl__regex *regex, const char *pattern, size_t size)
 {
-    regex->general = pcre2_general_context_create(take, give, ctx);
+    regex->general = pcre2_general_context_create(nbl__alloc_sized, nbl__free_sized, ctx);
     pcre2_compile_context *how = regex->general ? pcre2_compile_context_create(regex->general) : NULL;
     if (how == NULL) return out_of_memory(ctx, regex->where);
     pcre2_set_parens_nest_limit(how, 100);
@@ -92,7 +69,7 @@ nbl_status nbl__regex_is_script(nbl_context *ctx, const char *where, const char 
     int code = 0;
     PCRE2_SIZE at;
     snprintf(pattern, sizeof pattern, "\\p{sc:%s}", name);
-    pcre2_general_context *general = pcre2_general_context_create(take, give, ctx);
+    pcre2_general_context *general = pcre2_general_context_create(nbl__alloc_sized, nbl__free_sized, ctx);
     pcre2_compile_context *how = general ? pcre2_compile_context_create(general) : NULL;
     pcre2_code *script = how ? pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &code,
                                              &at, how)
@@ -179,7 +156,8 @@ void nbl__matcher_free(nbl__matcher *m)
 static nbl_status prepare(nbl__matcher *m)
 {
     if (m->match) return NBL_OK;
-    if (m->general == NULL) m->general = pcre2_general_context_create(take, give, m->ctx);
+    if (m->general == NULL)
+        m->general = pcre2_general_context_create(nbl__alloc_sized, nbl__free_sized, m->ctx);
     if (m->general && m->data == NULL) m->data = pcre2_match_data_create(1, m->general);
     if (m->data && m->stack == NULL)
         m->stack = pcre2_jit_stack_create(JIT_STACK_FIRST, MAX_JIT_STACK, m->general);

@@ -25,25 +25,27 @@ typedef struct formatter {
 
 /* Reads a specification: [[fill]align][sign][#][0][width][, or _][.precision][code]. A fill may be
  * any character, also one of the alignments: "<<5". */
-static nbl_status read_spec(tpl_vm *vm, const tpl_string *spec, tpl_field *f)
+static nbl_status read_spec(tpl_vm *vm, const tpl_string *spec, bool number, tpl_field *f)
 {
     const char *at = spec->bytes, *end = at + spec->size;
     int size = 0;
+    bool filled = false; /* the specification names the padding character */
     *f = (tpl_field){.fill = ' ', .precision = -1};
     if (at < end) tpl_char(at, &size);
     if (at < end && at + size < end && strchr("<>=^", at[size]) && at[size]) {
         f->fill = tpl_char(at, &size);
         f->align = at[size];
         at += size + 1;
+        filled = true;
     } else if (at < end && *at && strchr("<>=^", *at)) {
         f->align = *at++;
     }
     if (at < end && (*at == '+' || *at == ' ' || *at == '-')) f->sign = *at++;
     if (at < end && *at == 'z') return nbl__tpl_refuse(vm, "the option z of a format is not supported");
     if (at < end && *at == '#') f->alternate = true, at++;
-    if (at < end && *at == '0') {
-        f->zero = true;
-        if (!f->align) f->align = '=', f->fill = '0';
+    if (at < end && *at == '0' && !filled) {
+        f->fill = '0';
+        if (!f->align && number) f->align = '=';
         at++;
     }
     for (; at < end && *at >= '0' && *at <= '9'; at++) {
@@ -98,7 +100,7 @@ static nbl_status format_value(tpl_vm *vm, tpl_value v, const tpl_string *spec, 
 {
     tpl_field f;
     if (spec->size == 0) return nbl__tpl_add_str(vm, out, v);
-    NBL_TRY(read_spec(vm, spec, &f));
+    NBL_TRY(read_spec(vm, spec, v.type != TPL_STRING, &f));
     if (v.type == TPL_STRING) {
         if (f.kind && f.kind != 's') return bad_code(vm, f.kind, v);
         if (f.sign || f.alternate || f.grouping || f.align == '=')

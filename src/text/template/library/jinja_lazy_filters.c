@@ -23,6 +23,7 @@ typedef struct lazy {
     bool reject, by_attribute; /* select, reject, selectattr, rejectattr */
     tpl_path path;
     tpl_value fill; /* batch, slice: the value that fills the last group */
+    tpl_value held; /* batch: an item that was taken before its row; MISSING: none */
     int64_t count;
     tpl_iterator *items; /* NULL: the iteration has not begun */
     tpl_value name;      /* name of the filter or test; MISSING: none */
@@ -98,6 +99,12 @@ static nbl_status next_batch(tpl_vm *vm, lazy *z, tpl_value *item, bool *more)
 {
     tpl_items row = {0};
     tpl_value one;
+    if (z->at++ == 0 && z->count == 0) { /* jinja2 gives the empty row before it adds the first item */
+        NBL_TRY(nbl__tpl_next(vm, z->items, &z->held, more));
+        return *more ? nbl__tpl_finish(vm, &row, TPL_LIST, item) : NBL_OK;
+    }
+    if (z->held.type != TPL_MISSING) NBL_TRY(nbl__tpl_push(vm, &row, z->held));
+    z->held = tpl_missing();
     while (*more && (z->count <= 0 ? true : row.count < z->count)) {
         NBL_TRY(nbl__tpl_next(vm, z->items, &one, more));
         if (!*more) break;
