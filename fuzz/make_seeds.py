@@ -175,7 +175,8 @@ for name, kind, more in (("llama", 0, {}), ("llama", 0, dict(rope_parameters=yar
                          ("llama", 0, dict(rope_theta=500.0, rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                                                                 original_max_position_embeddings=8))),
                          ("mistral", 0, dict(sliding_window=3)), ("qwen2", 1, dict(use_sliding_window=True, sliding_window=2, layer_types=kinds)), ("qwen3", 2, {}),
-                         ("gemma2", 3, dict(query_pre_attn_scalar=4, sliding_window=2, attn_logit_softcapping=5.0, hidden_activation="gelu_pytorch_tanh"))):
+                         ("gemma2", 3, dict(query_pre_attn_scalar=4, sliding_window=2, attn_logit_softcapping=5.0, hidden_activation="gelu_pytorch_tanh")),
+                         ("phi3", 4, dict(sliding_window=2, original_max_position_embeddings=16))):
     text = json.dumps(sizes | dict(model_type=name) | more)
     put("model", f"{name}-{len(text)}", bytes([kind]) + text.encode() + b"\0" + tokenizer.encode())
 for key, value in (("num_hidden_layers", 1024), ("vocab_size", 2147483647), ("num_attention_heads", 2147483646), ("head_dim", 2147483646), ("rms_norm_eps", "NaN"),
