@@ -74,7 +74,7 @@ def gguf_model(writer, architecture, kind):
                        "attention.head_count_kv": 1, "attention.key_length": 16}.items(): writer.add_uint32(f"{architecture}.{key}", value)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
     writer.add_float32(f"{architecture}.rope.freq_base", 1e4)
-    if gemma: writer.add_uint32(f"{architecture}.attention.sliding_window", 4)
+    if gemma or architecture == "phi3": writer.add_uint32(f"{architecture}.attention.sliding_window", 4)
     if qwen: writer.add_string(f"{architecture}.rope.scaling.type", "yarn"); writer.add_float32(f"{architecture}.rope.scaling.factor", 2); writer.add_uint32(f"{architecture}.rope.scaling.original_context_length", 4)
     writer.add_uint32("tokenizer.ggml.eos_token_id", 1)
     shapes = {"token_embd": (vocabulary, hidden), "output_norm": (hidden,), "blk.0.attn_norm": (hidden,), "blk.0.attn_q": (32, hidden), "blk.0.attn_k": (16, hidden),
@@ -82,6 +82,9 @@ def gguf_model(writer, architecture, kind):
               "blk.0.ffn_up": (inner, hidden), "blk.0.ffn_down": (hidden, inner)}
     if gemma: shapes |= {"blk.0.post_attention_norm": (hidden,), "blk.0.post_ffw_norm": (hidden,)}
     if architecture in ("qwen3", "gemma3"): shapes |= {"blk.0.attn_q_norm": (16,), "blk.0.attn_k_norm": (16,)}
+    if architecture == "phi3":
+        for name in ("attn_q", "attn_k", "attn_v", "ffn_gate"): del shapes[f"blk.0.{name}"]
+        shapes |= {"blk.0.attn_qkv": (64, hidden), "blk.0.ffn_up": (2 * inner, hidden)}
     for name, shape in shapes.items():
         values = torch.randn(shape).numpy()
         if len(shape) == 1: writer.add_tensor(name + ".weight", values)
@@ -104,7 +107,7 @@ def gguf_values(writer):
 
 
 G = gguf.GGMLQuantizationType
-for architecture, kind in {"llama": G.Q8_0, "qwen2": G.Q4_0, "qwen3": G.F16, "gemma2": G.BF16, "gemma3": G.Q5_1}.items():
+for architecture, kind in {"llama": G.Q8_0, "qwen2": G.Q4_0, "qwen3": G.F16, "gemma2": G.BF16, "gemma3": G.Q5_1, "phi3": G.Q8_0}.items():
     gguf_seed(architecture + ".gguf", architecture, lambda writer: gguf_model(writer, architecture, kind))
 gguf_seed("values.gguf", "values", gguf_values)
 
