@@ -161,7 +161,8 @@ template <bool SHIFTS> __device__ inline raw_scale fetch_scale(const packed &p, 
     return {code, __ldg(p.nested_scales + (SHIFTS ? block >> p.nested_shift : block / p.nested_block))};
 }
 
-/* The f32 scale of loaded parts. */
+/* The f32 scale. E8M0: 2^(code - 128), half of the format's scale, because the table has doubled
+ * values. */
 __device__ inline float scale_from(const packed &p, raw_scale raw)
 {
     if (p.kind == SCALES_FLAT) return __uint_as_float(raw.bits);

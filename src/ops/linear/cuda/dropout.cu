@@ -3,8 +3,8 @@
  * Philox gives four elements per call in some 60 instructions. That is about as long as reading the
  * elements takes, so kernels that move data hide most of it.
  *
- *     element i is kept if u[i] >= dropout        u[i]: word i % 4 of Philox4x32-10(seed, i / 4), 24
- * bits */
+ *     element i is kept if u[i] >= dropout
+ *     u[i] = word i % 4 of Philox4x32-10(seed, i / 4), its upper 24 bits as a number in [0, 1) */
 #include "ops/common/kernel.cuh"
 
 extern "C" {
