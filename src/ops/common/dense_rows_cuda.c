@@ -23,11 +23,13 @@ typedef struct task {
     bool backward;
 } task;
 
+/* The operator of the task. */
 static const nbl__op *op_of(const task *t)
 {
     return t->backward ? &t->family->backward : &t->family->forward;
 }
 
+/* True for results: gradients in backward, outputs and saved tensors in forward. */
 static bool is_written(const task *t, const nbl__slot *slot)
 {
     if (t->backward) return slot->role == NBL_ROLE_GRADIENT;
@@ -59,6 +61,7 @@ static const nbl__impl *inner_of(const nbl_context *ctx, const task *t, const vo
     return NULL;
 }
 
+/* Enqueues the copy of a matrix whose rows are strided on one side or on both. */
 static nbl_status copy_rows(const nbl__call *call, const nbl_tensor *to, const nbl_tensor *from)
 {
     size_t size = nbl__size_of(to->dtype), width = (size_t)nbl__row_elements(to) * size;
@@ -90,7 +93,8 @@ static const char *can_run(const task *t, const void *arguments)
     return nbl__dense_only(t->family, t->backward, arguments) ? NULL : "all tensors are dense";
 }
 
-/* `dense` is a copy of the arguments. */
+/* `dense` is a copy of the arguments that may be changed. Scratch: the copies, then that of the
+ * inner row. */
 static size_t scratch_of(const nbl_context *ctx, const task *t, void *dense)
 {
     size_t copies = cut_copies(t, dense, NULL);
@@ -98,6 +102,7 @@ static size_t scratch_of(const nbl_context *ctx, const task *t, void *dense)
     return copies + (inner ? nbl__op_scratch(ctx, inner, dense) : 0);
 }
 
+/* Steps 1 to 3. Nothing is kept for backward. */
 static nbl_status run(const nbl__call *call, const task *t, const void *arguments, void *dense)
 {
     nbl__call rest = *call;

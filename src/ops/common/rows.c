@@ -1,14 +1,17 @@
-/* rows.c - see rows.h. */
+/* rows.c - see rows.h. Items are numbered by their rows, so the division does not depend on the
+ * threads. */
 #include "ops/common/rows.h"
 
 #include "ops/common/vmath.h"
 
+/* A call of nbl__rows_run, as the team's items read it. */
 typedef struct rows_job {
     int64_t rows, per_item;
     nbl__rows_fn fn;
     const void *job;
 } rows_job;
 
+/* Rows per_item · item … of the job; the last item may have fewer. */
 static nbl_status run_item(void *argument, int64_t item, int worker)
 {
     const rows_job *j = argument;
@@ -27,6 +30,7 @@ nbl_status nbl__rows_run(nbl_context *ctx, int64_t rows, int64_t rows_per_item, 
 
 #if defined(__x86_64__)
 
+/* Both: y += scale · x with one fma per element; a tail uses padded vectors. */
 NBL_TARGET_AVX2 static void add_scaled_avx2(nbl_dtype dtype, const uint8_t *x, float scale, float *y,
                                             int64_t n)
 {
@@ -51,6 +55,7 @@ NBL_TARGET_AVX512 static void add_scaled_avx512(nbl_dtype dtype, const uint8_t *
 
 #endif
 
+/* The same bits with AVX2 and AVX-512. Without either, product and sum are rounded separately. */
 void nbl__add_scaled(nbl_isa isa, nbl_dtype dtype, const void *x, float scale, float *y, int64_t n)
 {
 #if defined(__x86_64__)
@@ -65,6 +70,7 @@ void nbl__add_scaled(nbl_isa isa, nbl_dtype dtype, const void *x, float scale, f
     }
 }
 
+/* A call of nbl__blocks_add. */
 typedef struct sum_job {
     nbl_isa isa;
     const float *partial;
@@ -73,6 +79,7 @@ typedef struct sum_job {
     bool accumulate;
 } sum_job;
 
+/* Columns [begin, end) of the sum: adds the blocks in their order. */
 static void sum_columns(const void *job, int64_t begin, int64_t end, int64_t item)
 {
     const sum_job *j = job;
@@ -83,6 +90,7 @@ static void sum_columns(const void *job, int64_t begin, int64_t end, int64_t ite
                         end - begin);
 }
 
+/* Divided by columns, 2048 at a time, so that no two threads write the same sum. */
 nbl_status nbl__blocks_add(nbl_context *ctx, const float *partial, int64_t blocks, int64_t stride,
                            int64_t columns, float *out, bool accumulate)
 {

@@ -252,7 +252,9 @@ extern "C" nbl_status nbl__gemm_sm90_run(const nbl__call *call, const nbl__gemm_
                 good = describe_source(encode, &job, p, part.n, &p->sources[next], v->width / 2);
         job.first_right[i + 1] = job.first_right[i] + static_cast<int32_t>(units_right(p, v, i));
     }
+    /* Sources with k = 0 have been left out. */
     NBL_CHECK(call->ctx, good, NBL_ERROR_INTERNAL, "%s: the driver cannot describe these matrices", call->op);
+    /* Units: clusters of tiles, down and right (position_of in the kernel). */
     job.units_down = static_cast<int32_t>(whole(p->m, BM * v->cluster));
     /* Units go down so many rows, then a column right: a, b stay in L2. */
     job.group = 16 / v->cluster;

@@ -1,12 +1,17 @@
-/* linear_cuda_folded.c - the results of linear layers in one K loop each, by our own product for Hopper. See linear_cuda_train.c.
+/* linear_cuda_folded.c - each result of linear layers in one K loop of gemm_sm90. See
+ * linear_cuda_train.c.
  *
- * c is written once and rounded once, and no operand is copied. The weights of a group are decoded side by side: their dx is
- * one sum, and their outputs are the parts of one product, which fill the multiprocessors better than one after another. */
+ *     y_i = x·W_iᵀ + t_i·B_iᵀ          the parts of one launch, two sources each
+ *     dx  = Σ dy_i·W_i + u·A           one sum: a source per layer, and one for all adapters
+ *
+ * A result is written once and rounded once, and no operand is copied. The weights of a group are
+ * dequantized side by side. The outputs of a group as parts of one launch fill the multiprocessors
+ * better than one launch after another. */
 #include "ops/linear/cuda/linear_cuda_train.h"
 
 #include "ops/gemm/cuda/gemm_sm90.h"
 
-/* All weights that need it, side by side. */
+/* Dequantizes all packed weights, side by side. */
 static nbl_status dequantize(const nbl__fast *j)
 {
     for (int i = 0; i < j->count; i++)
@@ -15,6 +20,8 @@ static nbl_status dequantize(const nbl__fast *j)
     return NBL_OK;
 }
 
+/* The product of forward. t may be wider than what this layer needs, so it has its own leading
+ * dimension. */
 static nbl__gemm_sm90 forward_product(const nbl__fast *j)
 {
     nbl__gemm_sm90 y = {.dtype = NBL_DTYPE_BF16,
@@ -40,6 +47,8 @@ nbl_status nbl__fold_forward(const nbl__fast *j)
     return nbl__gemm_sm90_run(j->call, &y);
 }
 
+/* The product of dx. With dropout the masked terms of the adapters are in dx already: beta adds to
+ * them. */
 static nbl__gemm_sm90 dx_product(const nbl__fast *j)
 {
     nbl__gemm_sm90 dx = {

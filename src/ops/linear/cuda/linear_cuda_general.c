@@ -1,4 +1,14 @@
-/* linear_cuda_general.c - layers forward, the general way, and what it shares with backward. See linear_cuda.h. */
+/* linear_cuda_general.c - layers forward by the general way, and the functions it shares with
+ * backward. See linear_cuda.h.
+ *
+ *     prepare   factors of DoRA, adapters, outlier columns                      once per call
+ *     for each layer, for each chunk of tokens:
+ *         t = s·drop(x)·Aᵀ
+ *         sums = x·Wᵀ (int8: codes and outlier columns), then += t·Bᵀ           f32
+ *         y = factor·sums + bias, rounded once
+ *
+ * A packed weight is dequantized once per layer, into a piece of scratch that all layers share. The
+ * gemv ways skip that: weights multiply as they are stored (forward_small_batch). */
 #include "ops/linear/cuda/linear_cuda.h"
 
 #include "ops/gemm/cuda/cublaslt.h"
@@ -9,30 +19,34 @@
 #include "ops/linear/cuda/linear_helpers.h"
 #include "ops/linear/dora_norm.h"
 
-/* Adapters multiply in f32 beside f16, whose range is too small for them and their gradients, and where there are few
- * tokens: there an error of one of them is not evened out by the others'. */
+/* The dtype of the adapters' operands. f32 with f16, whose range is too small for adapters and
+ * their gradients. f32 also with few tokens, where rounding errors do not average out. */
 static nbl_dtype adapter_dtype(nbl_dtype dtype, int64_t tokens)
 {
     return dtype == NBL_DTYPE_BF16 && tokens > NBL_CUDA_SMALL_BATCH ? NBL_DTYPE_BF16 : NBL_DTYPE_F32;
 }
 
-/* What lies between the layers of mlp is f32: in f16 it may be out of range, so its products are f32 then. */
+/* The dtype of the operands of base products. Between the layers of mlp values are f32. They may be
+ * out of range in f16, so these products use f32 operands. */
 static nbl_dtype product_dtype(const nbl__linear *a, bool backward)
 {
     bool wider = a->x.dtype != a->dtype || (backward && a->dy.dtype != a->dtype);
     return a->dtype == NBL_DTYPE_F16 && wider ? NBL_DTYPE_F32 : a->dtype;
 }
 
+/* True if products can read the stored weight: dense, in the dtype of the products. */
 static bool lies_ready(const nbl_weight *w, nbl_dtype dtype, nbl_dtype product)
 {
     return w->format == NBL_FORMAT_DENSE && w->dtype == dtype && product == dtype;
 }
 
+/* A piece of scratch; NULL if it is not needed. */
 static void *cut(nbl__cut *c, bool needed, int64_t elements, nbl_dtype dtype)
 {
     return needed ? nbl__cut_bytes(c, (size_t)elements * nbl__size_of(dtype)) : NULL;
 }
 
+/* Fills a layer's part, and cuts its own pieces. Sums are f64: two f32 each. */
 static void open_layer(nbl__cuda_linears *j, nbl__cut *c, nbl__cuda_linear_part *l, const nbl__linear *a,
                        bool backward)
 {
@@ -74,6 +88,7 @@ void nbl__cuda_linear_open(nbl__cuda_linears *j, const nbl__call *call, const nb
         drops |= l->rank > 0 && a->dropout > 0;
         trained |= backward && a->train_w;
     }
+    /* Pieces that all layers share have the size of the largest. */
     int64_t x = j->rows * j->in, y = j->rows * widest;
     bool outputs = !backward || dora, wide_y = backward || members->y.dtype != NBL_DTYPE_F32;
     j->w = cut(&c, dequantized > 0, dequantized, j->product);
@@ -113,6 +128,8 @@ nbl_status nbl__cuda_dora_weight_norm(const nbl__call *call, const nbl__linear *
     return nbl__dora_norm_cuda.run(call, &arguments);
 }
 
+/* A norm that is computed goes through `inverse` first: nbl__cuda_factors reads it before it writes
+ * 1 / norm there. */
 nbl_status nbl__cuda_linear_prepare(nbl__cuda_linears *j, bool codes)
 {
     nbl__move moves[2 * NBL_CUDA_LINEAR_MAX];
@@ -154,7 +171,8 @@ nbl_status nbl__cuda_linear_prepare(nbl__cuda_linears *j, bool codes)
 
 /* ---- operands ---- */
 
-/* A dense piece from one dtype to another, through a third. */
+/* Converts a dense matrix, with a rounding to `via` in between, and multiplies its columns by
+ * factor if that is not NULL. */
 static nbl_status convert(const nbl__call *call, int64_t rows, int64_t columns, const void *from,
                           nbl_dtype from_dtype, nbl_dtype via, const float *factor, void *to,
                           nbl_dtype to_dtype)
@@ -174,6 +192,8 @@ static nbl_status convert(const nbl__call *call, int64_t rows, int64_t columns, 
     return nbl__cuda_move(call, &move, 1);
 }
 
+/* The weight in j->product. j->held avoids dequantizing again for the next chunk of the same
+ * layer. */
 nbl_status nbl__cuda_linear_weight(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, const void **w)
 {
     const nbl_weight *from = &l->a->w;
@@ -202,6 +222,8 @@ nbl_status nbl__cuda_linear_rows(const nbl__cuda_linears *j, const nbl_tensor *f
     return convert(j->call, rows, nbl__last(from), data, from->dtype, from->dtype, factor, room, dtype);
 }
 
+/* Without dropout this is x, converted if its dtype differs. The mask depends on the token's index
+ * in the whole batch. */
 nbl_status nbl__cuda_linear_dropped(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
                                     int64_t rows, const void **result)
 {
@@ -227,13 +249,15 @@ nbl_status nbl__cuda_linear_inner(const nbl__cuda_linears *j, const nbl__cuda_li
                                                 .alpha = l->a->scale});
 }
 
+/* True if gemv_dense takes the layer: one token, a dense weight in the compute dtype. */
 static bool is_for_dense_gemv(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l)
 {
     return j->tokens == 1 && nbl__cuda_gemv_dense_takes(&l->a->w, j->dtype, j->x.data);
 }
 
-/* Few rows times a packed weight, or one times a dense one: its product, then the adapter onto it. Masks go the general
- * way, and so does training (`dequantized`): there no bit may depend on whether a weight is kept packed. */
+/* True if the weight can multiply as it is stored: up to 8 rows with a packed weight, or one with a
+ * dense weight. Layers with dropout take the general way. So does training (`dequantized`): its
+ * bits must not depend on whether a weight is kept packed. */
 static bool is_for_gemv(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l)
 {
     nbl_format format = l->a->w.format;
@@ -262,6 +286,9 @@ static nbl_status add_adapter(const nbl__cuda_linears *j, const nbl__cuda_linear
                                                 .beta = 1});
 }
 
+/* int8: up to 8 rows go in one pass over the weight. Otherwise the codes' product is exact in
+ * integers, and the outlier columns multiply the dequantized weight: all other columns of `kept`
+ * are zeros. */
 nbl_status nbl__cuda_linear_plain(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
                                   int64_t rows, float *to)
 {
@@ -306,6 +333,7 @@ nbl_status nbl__cuda_linear_plain(nbl__cuda_linears *j, const nbl__cuda_linear_p
 
 /* ---- forward ---- */
 
+/* y = factor·(sums + codes) + bias of a chunk. Nothing to do if the sums are y already. */
 static nbl_status finish(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
                          int64_t rows, const float *sums)
 {
@@ -323,13 +351,14 @@ static nbl_status finish(const nbl__cuda_linears *j, const nbl__cuda_linear_part
     return as_it_is ? NBL_OK : nbl__cuda_finish(j->call, &f);
 }
 
-/* Nothing but a bias comes after the product. */
+/* True if only a bias follows the product. */
 static bool is_plain(const nbl__cuda_linear_part *l)
 {
     return l->rank == 0 && !l->factor;
 }
 
-/* The products of all layers in one launch. */
+/* The products of all layers as one launch of gemv_row_sm90. Layers with an adapter or DoRA get
+ * their bias later. */
 static nbl__gemv_one products_at_once(const nbl__cuda_linears *j)
 {
     nbl__gemv_one one = {.dtype = j->dtype, .x = j->x.data, .count = j->count, .act = -1};
@@ -341,7 +370,8 @@ static nbl__gemv_one products_at_once(const nbl__cuda_linears *j)
     return one;
 }
 
-/* `multiplied`: the products are there, with the bias of layers without an adapter. */
+/* The gemv ways: product, then adapter, factor and bias in place. `multiplied`: y holds the
+ * product, and the bias of plain layers. */
 static nbl_status forward_small_batch(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, bool multiplied)
 {
     const nbl__linear *a = l->a;
@@ -370,6 +400,7 @@ static nbl_status forward_small_batch(nbl__cuda_linears *j, const nbl__cuda_line
     return nbl__cuda_lora_decode(j->call, &small);
 }
 
+/* All chunks of one layer. If y is f32, the sums are computed in y itself. */
 static nbl_status forward_layer(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, bool multiplied)
 {
     if (l->small) return forward_small_batch(j, l, multiplied);
@@ -387,6 +418,7 @@ static nbl_status forward_layer(nbl__cuda_linears *j, const nbl__cuda_linear_par
     return NBL_OK;
 }
 
+/* Fewer tokens can need more: their adapters are f32. So the larger of both counts is returned. */
 size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool backward, bool small_only)
 {
     nbl__cuda_linears j;
@@ -407,6 +439,8 @@ size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool bac
 
 /* ---- the ways ---- */
 
+/* NULL if a gemv way takes the layers. GEMV needs one layer that it serves, GEMV_SM90 all of them
+ * in one launch. */
 static const char *gemv_can(nbl__cuda_way way, const nbl__linear *members, int count)
 {
     nbl__cuda_linears j;
@@ -436,6 +470,7 @@ const char *nbl__cuda_linear_can(const nbl__cuda *cuda, nbl__cuda_way way, const
     }
 }
 
+/* The last way takes everything, so the loop ends. */
 nbl__cuda_way nbl__cuda_linear_best(const nbl__cuda *cuda, const nbl__linear *members, int count)
 {
     nbl__cuda_way way = 0;
@@ -443,6 +478,8 @@ nbl__cuda_way nbl__cuda_linear_best(const nbl__cuda *cuda, const nbl__linear *me
     return way;
 }
 
+/* A plan for many tokens may run with few, so the ways of training also count the general way with
+ * few tokens. */
 size_t nbl__cuda_linear_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *members,
                                 int count)
 {

@@ -1,16 +1,22 @@
-/* linear_cuda_train.c - layers as they are trained: bf16, more than a few tokens, any storage, LoRA or none. See linear_cuda.h.
+/* linear_cuda_train.c - linear layers in training: bf16, more than NBL_CUDA_SMALL_BATCH tokens, any
+ * storage format, LoRA or no adapter. See linear_cuda.h.
  *
  * The terms of rank r join the base products in one of two ways:
  *
- *     folded    NBL_CUDA_FOLDED_SM90, where memory is aligned to 16 bytes: y = x·Wᵀ + t·Bᵀ and dx = Σ dy_i·W_i + u·A each in one K
- *               loop of our own product (linear_cuda_folded.c). Results are written and rounded once; with dropout dx begins
- *               with what the masks leave of u·A, and the loop adds to that.
- *     before    NBL_CUDA_CUBLASLT: y = t·Bᵀ, then y += x·Wᵀ; dx = u·A, then dx += dy_i·W_i. A result is written more than
- *               once and rounded each time: 1.1e-3 of its norm, so 1.6e-3 for y and up to 2.5e-3 for the dx of four
- *               layers.
+ *     folded    NBL_CUDA_FOLDED_SM90, if memory is aligned to 16 bytes: y = x·Wᵀ + t·Bᵀ and
+ *               dx = Σ dy_i·W_i + u·A, each in one K loop of gemm_sm90 (linear_cuda_folded.c).
+ *               Results are written and rounded once. With dropout dx starts with the masked u·A,
+ *               and the loop adds to it.
+ *     before    NBL_CUDA_CUBLASLT: y = t·Bᵀ, then y += x·Wᵀ; dx = u·A, then dx += dy_i·W_i. A
+ *               result is written more than once and rounded each time. A rounding is 1.1e-3 of
+ *               the norm, so the error is 1.6e-3 for y and up to 2.5e-3 for the dx of four layers.
  *
- * A bias goes along as two columns of the adapter, its bf16 value and what that lost, times 1. A dense weight in bf16 is
- * used where it lies. Weights are decoded one after another into one place; folded, side by side. */
+ * A bias goes along as two columns of the adapter: its bf16 value, and the rest that the rounding
+ * lost. t has ones there. A dense weight in bf16 is used directly. Packed weights are dequantized
+ * one after another into the same piece of scratch; for folded products side by side.
+ *
+ * Scratch: B of each layer | A of all | weights | t (forward) or u | x after dropout | backward: t,
+ * shares, dA, sums */
 #include "ops/linear/cuda/linear_cuda_train.h"
 
 #include <cuda_runtime_api.h>
@@ -21,6 +27,8 @@
 #include "ops/gemm/cuda/gemm_tall_skinny.h"
 #include "ops/gemm/cuda/gemm_lowrank_sm90.h"
 
+/* Columns of t (forward) or u (backward) that a layer needs: a multiple of 16. Forward adds two for
+ * a bias. */
 static int64_t columns_of(const nbl__linear *a, bool backward)
 {
     int64_t columns = nbl__linear_rank(a) + (!backward && nbl__given(&a->bias) ? 2 : 0);
@@ -30,7 +38,8 @@ static int64_t columns_of(const nbl__linear *a, bool backward)
 const char *nbl__cuda_train_can(const nbl__linear *members, int count, bool backward)
 {
     int64_t in = members->w.shape[1], wide = 0;
-    bool small = false; /* results of adapters: what the kernels of biases and masks take */
+    /* A bias or a mask: their kernels take at most NBL_TALL_SKINNY_MAX columns. */
+    bool small = false;
     static const char bf16[] = "needs bf16", eights[] = "needs rows and columns by the eight";
     if (members->dtype != NBL_DTYPE_BF16 || members->x.dtype != NBL_DTYPE_BF16) return bf16;
     if (nbl__tensor_rows(&members->x) <= NBL_CUDA_SMALL_BATCH) return "16 tokens or fewer";
@@ -50,6 +59,7 @@ const char *nbl__cuda_train_can(const nbl__linear *members, int count, bool back
                                                  : "adapters of too large a rank beside a bias or a mask";
 }
 
+/* t of all layers, [tokens, wide] in bf16; 0 if another way runs. */
 size_t nbl__cuda_fast_kept(const nbl__linear *members, int count)
 {
     int64_t wide = 0;
@@ -58,6 +68,7 @@ size_t nbl__cuda_fast_kept(const nbl__linear *members, int count)
     return (size_t)(nbl__tensor_rows(&members->x) * wide) * 2;
 }
 
+/* A piece of bf16 elements; NULL if it is not needed. */
 static void *cut(nbl__cut *c, bool needed, int64_t elements)
 {
     return needed ? nbl__cut_bytes(c, (size_t)elements * 2) : NULL;
@@ -68,7 +79,7 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* What a sweep over matrices of so many columns needs, if there can be one. */
+/* Scratch of a low-rank GEMM over matrices of these columns; 0 if it cannot run. */
 static size_t for_lowrank(const nbl__cuda *cuda, int64_t rows, int64_t wide, const int64_t *columns,
                           int count)
 {
@@ -78,7 +89,7 @@ static size_t for_lowrank(const nbl__cuda *cuda, int64_t rows, int64_t wide, con
     return taken ? nbl__gemm_lowrank_scratch(cuda, &s) : 0;
 }
 
-/* Backward: t, then what sweeps, gradients of A and sums over tokens need. */
+/* Backward: t, then scratch of low-rank GEMMs, dA of all layers, and parts of sums over tokens. */
 static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64_t max)
 {
     bool bias = false;
@@ -95,13 +106,15 @@ static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64
         l->sums = nbl__given(&l->a->bias) ? nbl__cut_bytes(c, (size_t)l->out * sizeof *l->sums) : NULL;
         bias |= l->sums != NULL;
     }
-    shares = larger(shares, for_lowrank(cuda, j->tokens, wide, outs, adapted)); /* if they are as wide all */
+    /* If all have the same width. */
+    shares = larger(shares, for_lowrank(cuda, j->tokens, wide, outs, adapted));
     j->shares = nbl__cut_bytes(c, shares);
     if (j->count > 1 && j->wide > 0 && !j->drops) NBL_CUT(c, j->da, j->wide * j->in);
     if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, max));
 }
 
-/* t is what forward leaves for backward, if there is room for that; else scratch. */
+/* t is in the memory that forward keeps for backward, if the call has it; else in scratch. In
+ * backward its columns are those that forward had, with the bias. */
 static void assign_t(nbl__fast *j, bool backward)
 {
     void *kept = j->call ? j->call->kept : NULL;
@@ -116,6 +129,7 @@ static void assign_t(nbl__fast *j, bool backward)
     if (j->has_t) j->over_x = false;
 }
 
+/* Lays out a job. scratch NULL: stand-in addresses, for measuring and for conditions. */
 static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call, const nbl__linear *members,
                      int count, bool backward, uint8_t *scratch)
 {
@@ -185,7 +199,8 @@ nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear
 
 /* ---- steps ---- */
 
-/* B and, forward, the bias behind it, in bf16: [out, wide], or turned. Returns how many moves that takes. */
+/* The moves of B and (forward) of the bias behind it, in bf16: [out, wide], or transposed. Returns
+ * their number. */
 static int moves_of_b(const nbl__linear_train *l, bool transposed, bool with_bias, void *to, int64_t ld,
                       nbl__move moves[2])
 {
@@ -254,7 +269,8 @@ nbl_status nbl__fast_see(const nbl__fast *j, const nbl__linear_train *l, const v
                           j->x.data, NBL_DTYPE_BF16, j->dropped, NBL_DTYPE_BF16);
 }
 
-/* t of layers [first, end), which follow each other, in one pass over x. */
+/* t of layers [first, end), whose columns of t follow each other, in one pass over x. Columns of a
+ * bias become ones. */
 static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias, const void *x)
 {
     int64_t column = j->layers[first].first;
@@ -274,6 +290,7 @@ static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias
     return nbl__cuda_project(j->call, &p);
 }
 
+/* With a bias by the tall-skinny GEMM, which writes the ones; else by cuBLASLt. */
 nbl_status nbl__linear_train_t(const nbl__fast *j, const nbl__linear_train *l, bool with_bias, const void *x)
 {
     if (l->wide == 0) return NBL_OK;
@@ -293,6 +310,8 @@ nbl_status nbl__linear_train_t(const nbl__fast *j, const nbl__linear_train *l, b
                                           .ldc = j->t_ld});
 }
 
+/* One pass over x for all layers, unless they have dropout (each has its own x) or, for cuBLASLt,
+ * different scales. */
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
 {
     bool bias = false, same = true;
@@ -322,6 +341,7 @@ nbl_status nbl__fast_dequantize(const nbl__fast *j, const nbl__linear_train *l, 
 
 /* ---- forward ---- */
 
+/* One layer of the way `before`: the adapter's product, then the base product added to it. */
 static nbl_status forward_before(const nbl__fast *j, const nbl__linear_train *l)
 {
     if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_dequantize(j, l, l->w));
@@ -348,6 +368,7 @@ static nbl_status forward_before(const nbl__fast *j, const nbl__linear_train *l)
                                           .beta = l->wide > 0 ? 1 : 0});
 }
 
+/* Forward: adapters to bf16, t, then the products. */
 nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members, int count, bool folded)
 {
     nbl__fast j;

@@ -1,4 +1,5 @@
-/* linear_cuda_train.h - between linear_cuda_train.c and linear_cuda_train_backward.c, the fast way of linear layers. See there. */
+/* linear_cuda_train.h - the ways of training of linear layers: shared by linear_cuda_train.c,
+ * linear_cuda_train_backward.c and linear_cuda_folded.c. See the first. */
 #ifndef NBL_LINEAR_CUDA_TRAIN_H
 #define NBL_LINEAR_CUDA_TRAIN_H
 
@@ -9,10 +10,12 @@ typedef struct nbl__linear_train {
     const nbl__linear *a;
     int64_t out, rank;
     int64_t wide,
-        first; /* its columns of t and u: rank, and bias forward, in multiples of 16; and where they begin */
-    int64_t t_first; /* its columns of t: forward may have left a wider one */
+        /* wide: its columns of t and u, rank and (forward) bias in multiples of 16; first: of
+         * them. */
+        first;
+    int64_t t_first; /* its first column of t: a t that forward kept may be wider than u */
     void *lora_b;    /* forward: [out, wide]; backward: [wide, out] */
-    void *w;         /* dequantized, or where it lies */
+    void *w;         /* dequantized, or the stored dense weight */
     double *sums;    /* [out]; backward with a bias */
 } nbl__linear_train;
 
@@ -21,50 +24,51 @@ typedef struct nbl__fast {
     nbl_tensor x, dx;
     int64_t tokens, in, wide, outs; /* wide, outs: of all layers */
     int count;
-    bool side_by_side;  /* dequantized weights have places of their own: on compute capability 9.0 */
-    bool drops, over_x; /* over_x: backward's first sweep is over x, not dy */
+    bool side_by_side;  /* all dequantized weights are in scratch at once: compute capability 9.0 */
+    bool drops, over_x; /* over_x: backward's first low-rank GEMM reads x, not dy */
     nbl__linear_train layers[NBL_CUDA_LINEAR_MAX];
     void *lora_a; /* [wide, in] */
     void *w;      /* dequantized: one weight, or, side by side, all of them */
     void *t, *u;  /* [tokens, t_ld] and [tokens, wide] */
     int64_t t_ld;
-    bool has_t;    /* backward: forward left it */
-    void *dropped; /* [tokens, in]: x as one layer's adapter sees it; dropout */
-    void *shares;  /* of sweeps */
-    float *da;     /* [wide, in], of several layers */
+    bool has_t;    /* backward: forward kept t */
+    void *dropped; /* [tokens, in]: x after one layer's dropout */
+    void *shares;  /* scratch of low-rank GEMMs */
+    float *da;     /* [wide, in]: dA of several layers, before it is scattered */
     double *parts; /* of sums over tokens */
     size_t used;
 } nbl__fast;
 
-/* Lays out pieces without memory: they have addresses as aligned as those of scratch. */
+/* Lays out pieces without memory. Their addresses are aligned like those of scratch, so that
+ * conditions can be checked. */
 void nbl__fast_sketch(nbl__fast *j, const nbl__cuda *cuda, const nbl__linear *members, int count,
                       bool backward);
 /* Lays out scratch, which must be large enough. */
 nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
                           bool backward);
-/* Adapters in bf16, their ranks filled up with zeros. */
+/* Converts the adapters to bf16, with ranks filled up with zeros. */
 nbl_status nbl__fast_pack(const nbl__fast *j, bool backward);
 /* t of all layers. */
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias);
-/* t of one layer from `x`, which is what its adapter sees. */
+/* t of one layer from `x`, which is x after its dropout. */
 nbl_status nbl__linear_train_t(const nbl__fast *j, const nbl__linear_train *l, bool with_bias, const void *x);
-/* What a layer's adapter sees: x, or, in `dropped`, what its mask leaves of it. */
+/* x after a layer's dropout: x itself, or masked in j->dropped. */
 nbl_status nbl__fast_see(const nbl__fast *j, const nbl__linear_train *l, const void **x);
-/* The weight in bf16, [out, in]. */
+/* Dequantizes the weight to bf16, [out, in]. */
 nbl_status nbl__fast_dequantize(const nbl__fast *j, const nbl__linear_train *l, void *to);
 /* c = alpha·a·b + beta·c of bf16. */
 nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g);
 
 /* linear_cuda_folded.c, where nbl__cuda_folded_can says so. */
 nbl_status nbl__fold_forward(const nbl__fast *j);
-/* With dropout dx holds the adapters' terms already, and the loop adds to them. */
+/* With dropout dx holds the masked terms of the adapters, and the product adds to them. */
 nbl_status nbl__fold_dx(const nbl__fast *j);
 
 static inline bool nbl__fast_packed(const nbl_weight *w)
 {
     return w->format != NBL_FORMAT_DENSE;
 }
-/* Elements of bf16 on. */
+/* The address of a bf16 element. */
 static inline void *nbl__fast_at(void *matrix, int64_t element)
 {
     return (uint8_t *)matrix + (size_t)element * 2;

@@ -1,8 +1,12 @@
-/* linear_cuda_train_backward.c - layers backward as they are trained. See linear_cuda_train.c.
+/* linear_cuda_train_backward.c - linear layers backward in training. See linear_cuda_train.c.
  *
- * u = s·dy·B and dB = dyᵀ·t are one pass over dy once t is there, or t = s·x·Aᵀ and dA = uᵀ·x are one over x once
- * u is: whichever of x and dy is larger is read once for both, the other twice. Where forward left its t, both are read
- * once. */
+ *     u = s·dy·B and dB = dyᵀ·t       one pass over dy, if t is there      lowrank_dy
+ *     dA = uᵀ·x (and t = s·x·Aᵀ)      one pass over x, if u is there       lowrank_x
+ *     dx = Σ dy_i·W_i + u·A, dW = dyᵀ·x, dbias = Σ dy
+ *
+ * Without t from forward one of x and dy is read twice. A single layer reads the larger one once:
+ * if x is larger, u comes first, then t, dA and dB (over_x). Otherwise t comes first. If forward
+ * kept t, both are read once. */
 #include "ops/linear/cuda/linear_cuda_train.h"
 
 #include "ops/linear/cuda/dropout_cuda.h"
@@ -10,17 +14,18 @@
 #include "ops/gemm/cuda/gemm_tall_skinny.h"
 #include "ops/gemm/cuda/gemm_lowrank_sm90.h"
 
+/* True if the gradient has memory. */
 static bool wanted(const nbl_tensor *gradient)
 {
     return gradient->rank > 0 && nbl__given(gradient);
 }
 
-/* What is asked for. */
+/* The gradients that some layer wants: dA, dB, dx. */
 typedef struct wishes {
     bool a, b, dx;
 } wishes;
 
-/* aᵀ·b over the tokens, f32. */
+/* c (+)= aᵀ·b over the tokens, in f32. */
 static nbl_status over_tokens(const nbl__fast *j, const void *a, int64_t m, int64_t lda, const void *b,
                               int64_t n, int64_t ldb, float *c, bool accumulate)
 {
@@ -38,7 +43,7 @@ static nbl_status over_tokens(const nbl__fast *j, const void *a, int64_t m, int6
                                           .beta = accumulate ? 1 : 0});
 }
 
-/* u of a layer by itself. */
+/* u of one layer, by cuBLASLt. */
 static nbl_status make_u(const nbl__fast *j, const nbl__linear_train *l)
 {
     const nbl__linear *a = l->a;
@@ -55,6 +60,7 @@ static nbl_status make_u(const nbl__fast *j, const nbl__linear_train *l)
                                           .ldc = j->wide});
 }
 
+/* dB of one layer, by cuBLASLt; t must have been computed. */
 static nbl_status make_db(const nbl__fast *j, const nbl__linear_train *l)
 {
     const nbl__linear *a = l->a;
@@ -62,7 +68,9 @@ static nbl_status make_db(const nbl__fast *j, const nbl__linear_train *l)
                        a->dlora_b.data, a->accumulate);
 }
 
-/* u and dB of layers [first, end) in one pass over every dy; t is there. */
+/* u and dB of layers [first, end) in one pass over each dy; t must have been computed. *done is
+ * false if the layers do not have one width, a gradient is not wanted, or the kernel does not take
+ * them. */
 static nbl_status lowrank_dy(const nbl__fast *j, int first, int end, const wishes *want, bool *done)
 {
     nbl__gemm_lowrank s = {.rows = j->tokens, .to = j->u, .to_ld = j->wide, .v = j->t, .v_ld = j->t_ld};
@@ -86,6 +94,7 @@ static nbl_status lowrank_dy(const nbl__fast *j, int first, int end, const wishe
     return *done ? nbl__gemm_lowrank_run(j->call, &s, j->shares) : NBL_OK;
 }
 
+/* u and dB of layers [first, end): the low-rank GEMM, or two products per layer. */
 static nbl_status over_dy(const nbl__fast *j, int first, int end, const wishes *want)
 {
     bool done;
@@ -98,6 +107,7 @@ static nbl_status over_dy(const nbl__fast *j, int first, int end, const wishes *
     return NBL_OK;
 }
 
+/* dA of one layer, by cuBLASLt; u must have been computed. */
 static nbl_status make_da(const nbl__fast *j, const nbl__linear_train *l, const void *x)
 {
     const nbl__linear *a = l->a;
@@ -105,8 +115,8 @@ static nbl_status make_da(const nbl__fast *j, const nbl__linear_train *l, const 
                        a->accumulate);
 }
 
-/* dA of layers [first, end) from `x`, which is what their adapters see, in one pass over it; `with_t`: t of the only layer,
- * too. u is there. */
+/* dA of layers [first, end) in one pass over `x`, which is x after their dropout. `with_t`: also t,
+ * for one layer. u must have been computed. */
 static nbl_status lowrank_x(const nbl__fast *j, int first, int end, const void *x, bool with_t, bool *done)
 {
     const nbl__linear_train *f = &j->layers[first];
@@ -136,7 +146,7 @@ static nbl_status lowrank_x(const nbl__fast *j, int first, int end, const void *
     return *done ? nbl__gemm_lowrank_run(j->call, &s, j->shares) : NBL_OK;
 }
 
-/* t, dA and dB of the only layer; u is there. */
+/* t, dA and dB of a single layer; u must have been computed. */
 static nbl_status over_x(const nbl__fast *j, const wishes *want, const void *x)
 {
     const nbl__linear_train *l = &j->layers[0];
@@ -149,7 +159,8 @@ static nbl_status over_x(const nbl__fast *j, const wishes *want, const void *x)
     return make_db(j, l);
 }
 
-/* dA of all layers from x; each has its own place. */
+/* dA of all layers from x: the low-rank GEMM, or one product for all, whose rows are then copied to
+ * each dA. */
 static nbl_status gradients_of_a(const nbl__fast *j)
 {
     nbl__scatter_part parts[NBL_CUDA_LINEAR_MAX];
@@ -167,7 +178,8 @@ static nbl_status gradients_of_a(const nbl__fast *j)
     return nbl__cuda_scatter(j->call, j->da, j->in, parts, count);
 }
 
-/* With dropout each layer sees its own x, which is there once for t and dA. */
+/* With dropout every layer has its own masked x. It is computed once per layer, for both t and
+ * dA. */
 static nbl_status gradients_of_dropped(const nbl__fast *j, const wishes *want)
 {
     for (int i = 0; i < j->count; i++) {
@@ -189,6 +201,7 @@ static nbl_status gradients_of_dropped(const nbl__fast *j, const wishes *want)
     return NBL_OK;
 }
 
+/* u, dB and dA of all layers, in the order that reads the least. */
 static nbl_status adapter_gradients(const nbl__fast *j, const wishes *want)
 {
     if (j->wide > 0) NBL_TRY(nbl__fast_pack(j, true));
@@ -200,7 +213,7 @@ static nbl_status adapter_gradients(const nbl__fast *j, const wishes *want)
     return want->a ? gradients_of_a(j) : NBL_OK;
 }
 
-/* What the masks leave of u·A. */
+/* dx = Σ drop_i(u_i·A_i), rounded once. */
 static nbl_status dx_dropped(const nbl__fast *j)
 {
     nbl__expand e = {.rows = j->tokens,
@@ -220,6 +233,7 @@ static nbl_status dx_dropped(const nbl__fast *j)
     return nbl__cuda_expand(j->call, &e);
 }
 
+/* dx: folded in one product; otherwise the adapters' term, then the layers one after another. */
 static nbl_status make_dx(const nbl__fast *j, bool folded)
 {
     nbl__gemm g = {.c_dtype = NBL_DTYPE_BF16, .m = j->tokens, .n = j->in, .c = j->dx.data};
@@ -240,6 +254,7 @@ static nbl_status make_dx(const nbl__fast *j, bool folded)
     return NBL_OK;
 }
 
+/* Backward: the gradients of adapters, dx, then dW and dbias of each layer. */
 nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear *members, int count,
                                        bool folded)
 {
