@@ -17,10 +17,10 @@
 /* The kinds of invalid data that a kernel can find. */
 typedef enum nbl__cuda_fault_kind {
     NBL_CUDA_FAULT_NONE,
-    NBL_CUDA_FAULT_ID,       /* ids[index] = value is not in the vocabulary */
-    NBL_CUDA_FAULT_LABEL,    /* labels[index] = value is not in the vocabulary */
-    NBL_CUDA_FAULT_ROW,      /* rows[index] = value is out of range */
-    NBL_CUDA_FAULT_LENGTH,   /* lengths[index] = value is out of range */
+    NBL_CUDA_FAULT_ID,     /* ids[index] = value is not in the vocabulary */
+    NBL_CUDA_FAULT_LABEL,  /* labels[index] = value is not in the vocabulary */
+    NBL_CUDA_FAULT_ROW,    /* rows[index] = value is out of range */
+    NBL_CUDA_FAULT_LENGTH, /* lengths[index] = value is out of range */
     /* cu_seqlens[index] = value decreases, or the list does not run from 0 to T. */
     NBL_CUDA_FAULT_SEQUENCES
 } nbl__cuda_fault_kind;

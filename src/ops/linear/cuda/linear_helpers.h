@@ -18,7 +18,7 @@ typedef struct nbl__move {
     int64_t to_rows, to_columns, to_ld; /* elements past the source become 0 */
     /* [columns]: a factor before the last rounding; NULL: none. */
     const float *factor;
-    float scale;                        /* a factor, too; 0: 1 */
+    float scale; /* a factor, too; 0: 1 */
     /* One column gives two: to[., 0] is its value, to[., 1] the rounding error of that. */
     bool split;
 } nbl__move;

@@ -179,7 +179,8 @@ bool nbl__cuda_mlp_at_once(const nbl__mlp *a, nbl__gemv_one *one)
 static nbl_status run_layers(const nbl__call *call, nbl__cuda_way way, int64_t chunk,
                              const nbl__linear *members, int count)
 {
-    if (way != NBL_CUDA_GENERAL || chunk > 0) way = nbl__cuda_linear_best(nbl__call_cuda(call), members, count);
+    if (way != NBL_CUDA_GENERAL || chunk > 0)
+        way = nbl__cuda_linear_best(nbl__call_cuda(call), members, count);
     return nbl__cuda_linear_run(call, way, members, count);
 }
 

@@ -84,8 +84,8 @@ static nbl_status run_group_apart(const nbl__call *call, const void *arguments)
     nbl__linear_group layers = nbl__norm_linear_group_layers(a);
     nbl__linear_group_spread(&layers, members);
     NBL_TRY(nbl__rmsnorm_cuda.run(call, &a->norm));
-    return nbl__cuda_linear_run(call, nbl__cuda_linear_best(nbl__call_cuda(call), members, layers.count), members,
-                                layers.count);
+    return nbl__cuda_linear_run(call, nbl__cuda_linear_best(nbl__call_cuda(call), members, layers.count),
+                                members, layers.count);
 }
 
 const nbl__impl nbl__norm_linear_group_cuda_gemv_sm90 = {"norm_linear_group_cuda_gemv_sm90", NBL_ISA_SCALAR,
