@@ -52,6 +52,7 @@ nbl_status nbl_cuda_device_get(nbl_context *ctx, int index, nbl_cuda_device *res
     return NBL_OK;
 }
 
+/* The kernels use bf16 products and cp.async, which start with 8.0. */
 nbl_status nbl__cuda_supports(nbl_context *ctx, int index, const nbl_cuda_device *device)
 {
     NBL_CHECK(ctx, device->major >= 8, NBL_ERROR_UNSUPPORTED,

@@ -21,6 +21,7 @@ static nbl_status run_item(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* The items of the team are rows_per_item rows each. */
 nbl_status nbl__rows_run(nbl_context *ctx, int64_t rows, int64_t rows_per_item, nbl__rows_fn fn,
                          const void *job)
 {

@@ -55,7 +55,7 @@ NBL_TARGET_AVX512 static inline __m512 nbl__split_avx512(__m512 x, __m512 *e)
     return _mm512_getmant_ps(x, _MM_MANT_NORM_p5_1, _MM_MANT_SIGN_src);
 }
 
-/* log of 0 is -inf, of what is below NaN, of inf and NaN itself. */
+/* The edges of log: log 0 = -inf, log of a negative x = NaN, log inf = inf, log NaN = NaN. */
 NBL_TARGET_AVX2 static inline __m256 nbl__log_edges_avx2(__m256 x, __m256 result)
 {
     __m256 zero = _mm256_setzero_ps(), infinity = _mm256_set1_ps(__builtin_inff());
@@ -143,7 +143,7 @@ static inline uint16_t nbl__lanes_below(int64_t n)
     return n >= 16 ? 0xffff : (uint16_t)((1u << n) - 1);
 }
 
-/* A whole vector needs no mask, which a loop would make anew each time. */
+/* A whole vector needs no mask. A loop would compute the mask in each pass. */
 NBL_TARGET_AVX512 static inline __m512 nbl__get_avx512(nbl_dtype dtype, const void *from, int64_t n)
 {
     __mmask16 lanes = nbl__lanes_below(n);

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(THREADS, 3) gate_kernel(gates a)
     }
 }
 
-/* Elements from one row to the next, where some tensors lie in wider rows. */
+/* Elements from one row to the next, for tensors in wider rows. */
 struct gate_strides {
     int64_t columns, gate, up, dh, h, dgate, dup;
 };

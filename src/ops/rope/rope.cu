@@ -241,6 +241,7 @@ nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_ten
     return launched(call);
 }
 
+/* The limits of `frequencies` and of shared memory, and 32-bit indices within a token. */
 const char *can_rotate(const nbl_context *ctx, const void *arguments)
 {
     (void)ctx;

@@ -62,17 +62,19 @@ struct attention_item {
 };
 
 /* Registers per thread of the product warpgroups when the feeder keeps FEEDER. The sum over the
- * block's warpgroups is what the block got at launch: 3 · 168 with one block per multiprocessor, 2
- * · 128 with two blocks (GROUPS = 1). setmaxnreg.inc with a larger number would never return. */
+ * warpgroups is what the block got at launch: 3 · 168 with one block per multiprocessor, 2 · 128
+ * with two blocks (GROUPS = 1). setmaxnreg.inc with a larger number would never return. */
 template <int GROUPS, int FEEDER>
 constexpr int REGISTERS_LEFT = ((GROUPS == 1 ? 256 : 504) - FEEDER) / GROUPS;
 
 /* Finds the tile with the rank-th longest walk. False: fewer tiles than that. All lanes of a warp
- * call it; lane s looks at sequence s. In a causal pack the last tile of queries of a sequence has
- * the longest walk, and the first tile of keys. A sequence of n tiles has walks of 1, 2, … n tiles,
- * so Σ max(n - w + 1, 0) walks have at least w tiles. A binary search finds the w of this rank.
- * Without `causal`, or with a window, every tile is still found once, in some order. Packs of 32
- * and more sequences take the order of slots: they have enough tiles for any order. */
+ * call it; lane s looks at sequence s.
+ *
+ * In a causal pack the last tile of queries of a sequence has the longest walk, and the first tile
+ * of keys. A sequence of n tiles has walks of 1, 2, … n tiles, so Σ max(n - w + 1, 0) walks have w
+ * tiles or more. A binary search finds the w of this rank. Without `causal`, or with a window,
+ * every tile is still found once, in some order. Packs of 32 and more sequences take the order of
+ * slots: they have enough tiles for any order. */
 template <int TILE>
 __device__ inline bool find_ranked(const attention_problem &p, int rank, bool of_keys, attention_tile *tile)
 {
@@ -110,8 +112,7 @@ template <int ROWS> __device__ inline int end_key_of(const attention_problem &p,
     return end_key(p, min(tile.start + ROWS, tile.n) - 1, tile.n);
 }
 
-/* ---- named barriers: 0 is __syncthreads, 1 is the feeder's, then one for each warpgroup's turn
- * ---- */
+/* ---- named barriers: 0 is __syncthreads, 1 the feeder's, then one per product warpgroup ---- */
 
 constexpr int FEEDERS = 1, TURNS = 2;
 

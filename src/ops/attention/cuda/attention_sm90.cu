@@ -9,8 +9,8 @@
  *     group 0   S1 issue, O0 issue | softmax 1 ........ | S2, O1 | softmax 2 ...
  *     group 1   .. softmax 0 ..... | S1, O0             | softmax 1 ........ | S2, O1
  *
- * Shared memory, heads of up to 128 (up to 64): Q 32 KiB (16) | K 2 x 32 (4 x 16) | V 2 x 32 (4 x
- * 16) | O 32 (16) | barriers, item: 193 KiB (161), so one block per multiprocessor.
+ * Shared memory, heads of up to 128 (up to 64), in KiB: Q 32 (16), K 2 x 32 (4 x 16), V 2 x 32
+ * (4 x 16), O 32 (16), then barriers and the item: 193 (161), so one block per multiprocessor.
  *
  * Cost: 4·D FLOP per (query, key) pair that is seen. Limit: the tensor cores at the rate of wgmma,
  * and the unit that computes 2^x (16 per cycle and multiprocessor). */
@@ -98,9 +98,10 @@ __device__ inline void feed(const attention_problem &p, const attention_data &da
 
 /* A product warpgroup: 64 queries of every item; a warp has 16 of them. BENT: there is a cap or a
  * negative scale, so scores need make_logits. Otherwise a logit is the score times a positive
- * factor. A second wait for a barrier that has already completed (values.await_full after the
- * softmax) costs nothing. It is a volatile access, so the compiler cannot move the softmax past it
- * and behind wgmma_wait. */
+ * factor.
+ *
+ * The second values.await_full of a step returns at once, since that phase has completed. It is a
+ * volatile access, so the compiler cannot move the softmax past it and behind wgmma_wait. */
 template <typename T, int WIDE, bool BENT>
 __device__ inline void multiply(const attention_problem &p, const attention_data &data,
                                 const forward_block<WIDE> &block, int group)

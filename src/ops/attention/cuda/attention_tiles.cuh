@@ -259,8 +259,7 @@ __device__ inline void begin_rows(const attention_problem &p, int head, float (&
     total[0] = total[1] = p.sinks && threadIdx.x % 4 == 0 ? 1 : 0;
 }
 
-/* After the last key: writes lse of the 16 rows from row `i` of the sequence. `inverse` is 1 /
- * Σ. */
+/* After the last key: writes lse of the 16 rows from row `i` of the sequence. `inverse`: 1 / Σ. */
 __device__ inline void end_rows(const attention_problem &p, const attention_data &data,
                                 const attention_tile &tile, int head, int i, const float (&top)[2],
                                 const float (&total)[2], float (&inverse)[2])

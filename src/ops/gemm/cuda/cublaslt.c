@@ -283,7 +283,8 @@ static uint64_t hash_of(const key *k)
     return hash ^ hash >> 32;
 }
 
-/* Finds the plan of a kind of product in the table, or makes it: in the table, or in *once if the table is full. */
+/* Finds the plan of a kind of product in the table. If there is none, plans it: in the table, or in
+ * *once if the table is full. */
 static cublasStatus_t find_plan(struct nbl__blas *blas, size_t workspace, const key *k, plan *once,
                                 plan **result)
 {

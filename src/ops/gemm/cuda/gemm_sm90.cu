@@ -3,8 +3,8 @@
  * Nothing here depends on the stream.
  *
  *     can   conditions of TMA and of the kernel, before the run
- *     run   choose → describe results and sources → launch: clusters, persistent, dependent
- * launch */
+ *     run   choose a variant → encode maps → launch clusters of persistent blocks (dependent
+ * launch) */
 #include "ops/gemm/cuda/gemm_sm90_kernel.cuh"
 
 #include "ops/gemm/cuda/tensor_map.cuh"

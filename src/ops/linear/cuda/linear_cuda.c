@@ -53,6 +53,7 @@ static nbl_status linear_backward_run(const nbl__call *call, nbl__cuda_way way, 
     return nbl__cuda_linear_backward_run(call, way, a, 1);
 }
 
+/* The rows: nbl__linear_cuda_gemv_sm90, … nbl__linear_backward_cuda_general. */
 FORWARD_ROWS(linear, linear)
 BACKWARD_ROWS(linear_backward, linear_backward)
 
@@ -106,6 +107,7 @@ static nbl_status group_backward_run(const nbl__call *call, nbl__cuda_way way, c
     return nbl__cuda_linear_backward_run(call, way, members, group->count);
 }
 
+/* The rows: nbl__linear_group_cuda_gemv_sm90, … nbl__linear_group_backward_cuda_general. */
 FORWARD_ROWS(linear_group, group)
 BACKWARD_ROWS(linear_group_backward, group_backward)
 

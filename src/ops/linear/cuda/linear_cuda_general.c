@@ -61,6 +61,12 @@ static void open_layer(nbl__cuda_linears *j, nbl__cut *c, nbl__cuda_linear_part 
     l->magnitude_sums = cut(c, backward && nbl__given(&a->magnitude), 2 * l->out, NBL_DTYPE_F32);
 }
 
+/* Scratch, in this order; pieces that a call does not need take no bytes:
+ *
+ *     per layer    factor | inverse | A | B | sums of bias and magnitude
+ *     all layers   w | w_half | x_product | x_adapter | x_dropped | t | u | sums | int8: outlier,
+ *                  codes, scales, kept, code_sums | backward: dy_product, dy_adapter, dx_sums,
+ *                  dx_part, parts */
 void nbl__cuda_linear_open(nbl__cuda_linears *j, const nbl__call *call, const nbl__linear *members, int count,
                            bool backward, uint8_t *scratch)
 {

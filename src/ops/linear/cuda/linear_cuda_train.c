@@ -35,6 +35,8 @@ static int64_t columns_of(const nbl__linear *a, bool backward)
     return (columns + 15) / 16 * 16;
 }
 
+/* NULL if both ways of training take the layers, else the reason. The folded way has more
+ * conditions. */
 const char *nbl__cuda_train_can(const nbl__linear *members, int count, bool backward)
 {
     int64_t in = members->w.shape[1], wide = 0;
@@ -153,6 +155,7 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
         if (nbl__fast_packed(&l->a->w))
             dequantized = nbl__max_i64(dequantized, l->out), dequantized_all += l->out, any_packed = true;
     }
+    /* Only folded products read several dequantized weights in one launch. */
     j->side_by_side = cuda->major == 9 && (j->wide > 0 || (backward && count > 1));
     for (int i = 0; i < count; i++) {
         nbl__linear_train *l = &j->layers[i];

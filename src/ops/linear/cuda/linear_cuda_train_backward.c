@@ -80,6 +80,7 @@ static nbl_status lowrank_dy(const nbl__fast *j, int first, int end, const wishe
         const nbl__linear *a = l->a;
         if (l->wide == 0) continue;
         if (s.wide == 0) s.wide = l->wide;
+        /* One kernel computes both results, so both must be wanted. */
         if (l->wide != s.wide || !wanted(&a->dlora_b) || (!want->dx && !wanted(&a->dlora_a))) return NBL_OK;
         s.gradients[s.gradient_count++] = (nbl__gemm_lowrank_gradient){
             .part = s.count, .rank = l->rank, .to = a->dlora_b.data, .accumulate = a->accumulate};
@@ -243,6 +244,7 @@ static nbl_status make_dx(const nbl__fast *j, bool folded)
         g.k = j->wide, g.a = j->u, g.lda = j->wide, g.b = j->lora_a;
         NBL_TRY(nbl__fast_multiply(j, 1, g));
     }
+    /* dx holds the adapters' terms, if there are any; each layer adds to it. */
     g.beta = j->wide > 0 ? 1 : 0;
     for (int i = 0; i < j->count; i++) {
         const nbl__linear_train *l = &j->layers[i];

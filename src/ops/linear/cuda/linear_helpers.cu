@@ -224,8 +224,7 @@ __global__ void quantise(int64_t columns, const void *x, nbl_dtype dtype, float 
         int code = 0;
         if (!stays && largest > 0) {
             float scaled = value * factor, whole = rintf(scaled);
-            /* The f32 product may be wrong near a tie, or if 127 / largest may overflow. Then in
-             * f64. */
+            /* The f32 product may be wrong near a tie, and 127 / largest may overflow: f64. */
             if (!(fabsf(scaled - whole) < 0.4999f) || largest <= 0x1p-100f)
                 whole = static_cast<float>(
                     rint(static_cast<double>(value) * 127 / static_cast<double>(largest)));

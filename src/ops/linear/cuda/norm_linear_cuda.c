@@ -95,6 +95,7 @@ const nbl__impl nbl__norm_linear_group_cuda_apart = {"norm_linear_group_cuda_apa
 
 /* ---- norm_mlp ---- */
 
+/* gate and up of one row with the norm in one launch; down follows by its best way. */
 static const char *mlp_can(const nbl_context *ctx, const void *arguments)
 {
     const nbl__norm_mlp *a = arguments;
