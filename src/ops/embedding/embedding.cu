@@ -32,7 +32,7 @@ namespace
  * cudaMemset. */
 enum { THREADS = 128, RUN = 8, COLUMNS = THREADS * RUN, NEVER = 0x7f7f7f7f, NEVER_BYTE = 0x7f };
 
-/* The argument of forward. dense NULL: a packed weight is a second argument. */
+/* The argument of forward. A packed weight is a second argument, and `dense` is not read. */
 struct look_up {
     const int32_t *ids;
     void *y;

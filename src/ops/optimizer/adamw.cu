@@ -48,8 +48,8 @@ using many = tensor_list<entry, MANY, constants>;
 /* One element:
  *
  *     m = beta1·m + (1 - beta1)·g,   v = beta2·v + (1 - beta2)·g²
- *     p -= step_size · m / (√v · root_scale + eps) + p · shrink_before,   then p -= p ·
- * shrink_after */
+ *     p -= step_size · m / (√v · root_scale + eps) + p · shrink_before
+ *     p -= p · shrink_after */
 __device__ inline void step(const constants &c, float scale, float &p, float g, float &m, float &v)
 {
     g *= scale;

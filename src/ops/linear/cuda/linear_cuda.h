@@ -117,9 +117,8 @@ typedef struct nbl__cuda_linear_part {
 /* One call: its arguments, and all pieces of scratch (NULL if not needed). */
 typedef struct nbl__cuda_linears {
     const nbl__call *call;
-    nbl_dtype dtype, product,
-        /* Compute dtype; dtype of operands of the base products; of the adapters' products. */
-        adapter;
+    /* dtype: of the computation. product, adapter: of the operands of base and adapter products. */
+    nbl_dtype dtype, product, adapter;
     nbl_tensor x, dx;
     int64_t tokens, in, rows; /* rows: of the largest chunk */
     int count;

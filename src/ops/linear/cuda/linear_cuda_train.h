@@ -9,10 +9,8 @@
 typedef struct nbl__linear_train {
     const nbl__linear *a;
     int64_t out, rank;
-    int64_t wide,
-        /* wide: its columns of t and u, rank and (forward) bias in multiples of 16; first: of
-         * them. */
-        first;
+    /* Its columns of t and u: the rank and (forward) the bias in multiples of 16; the first one. */
+    int64_t wide, first;
     int64_t t_first; /* its first column of t: a t that forward kept may be wider than u */
     void *lora_b;    /* forward: [out, wide]; backward: [wide, out] */
     void *w;         /* dequantized, or the stored dense weight */
