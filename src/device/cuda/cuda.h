@@ -1,9 +1,11 @@
-/* cuda.h - a CUDA device as its operators use it: one stream, its memory, and the libraries beside it.
+/* cuda.h - a CUDA device as its operators use it: one stream, its memory, and the libraries.
  *
- * nbl_context_use_cuda makes it the device of a context (device/device.h). Its operators are those of cuda_impls.h: every
- * tensor and weight that they get lies in the device's memory (the structs themselves are the host's). They enqueue on
- * the context's stream and return: no waiting, no allocation, and nothing that a stream capture forbids. What only the
- * data can tell (an id outside the vocabulary) is written down by the kernel, and the next wait reports it.
+ * nbl_context_use_cuda makes it the device of a context (device/device.h). Its operators are those
+ * of cuda_impls.h. Every tensor and weight that they get is in device memory; the structs
+ * themselves are in host memory. An operator enqueues on the context's stream and returns. It does
+ * not wait, allocates nothing, and calls nothing that stream capture forbids. If a kernel finds
+ * invalid data (an id outside the vocabulary), it stores a fault in host memory. The next wait
+ * reports it.
  *
  * Builds without CUDA have cuda_absent.c and nothing else of this folder. */
 #ifndef NBL_CUDA_H
@@ -12,16 +14,19 @@
 #include "device/cuda/cuda_impls.h"
 #include "device/device.h"
 
-/* What a kernel found wrong in its data, the first one to do so. In host memory that kernels can write. */
+/* The kinds of invalid data that a kernel can find. */
 typedef enum nbl__cuda_fault_kind {
     NBL_CUDA_FAULT_NONE,
-    NBL_CUDA_FAULT_ID,       /* `value` is not in the vocabulary; at `place` */
-    NBL_CUDA_FAULT_LABEL,    /* as a label */
-    NBL_CUDA_FAULT_ROW,      /* a row number that is out of range */
-    NBL_CUDA_FAULT_LENGTH,   /* a length of a cache that is out of range */
-    NBL_CUDA_FAULT_SEQUENCES /* cu_seqlens falls, or does not run from 0 to the number of tokens */
+    NBL_CUDA_FAULT_ID,     /* ids[index] = value is not in the vocabulary */
+    NBL_CUDA_FAULT_LABEL,  /* labels[index] = value is not in the vocabulary */
+    NBL_CUDA_FAULT_ROW,    /* rows[index] = value is out of range */
+    NBL_CUDA_FAULT_LENGTH, /* lengths[index] = value is out of range */
+    /* cu_seqlens[index] = value decreases, or the list does not run from 0 to T. */
+    NBL_CUDA_FAULT_SEQUENCES
 } nbl__cuda_fault_kind;
 
+/* The first fault since the last wait. In pinned host memory that kernels write (report_fault in
+ * kernel.cuh). */
 typedef struct nbl__cuda_fault {
     int kind; /* nbl__cuda_fault_kind */
     int pad;
@@ -33,14 +38,14 @@ typedef struct nbl__cuda {
     nbl_context *ctx;
     int index;
     int major, minor, multiprocessors;
-    size_t memory;          /* of the device, all of it */
+    size_t memory;          /* bytes of device memory, used or not */
     void *stream;           /* cudaStream_t */
     nbl__cuda_fault *fault; /* the same address on host and device */
-    void *workspace;        /* of the device, for libraries; calls on one stream may share it */
+    void *workspace;        /* device memory for libraries; calls on one stream may share it */
     size_t workspace_bytes;
-    struct nbl__blas *blas;  /* cublaslt.h; NULL: its library was not found */
+    struct nbl__blas *blas;  /* cublaslt.h; NULL: the library was not found */
     void *tensor_map_encode; /* gemm_sm90.h; found at its first use */
-    size_t allocated;        /* bytes of the device's memory that live */
+    size_t allocated;        /* bytes of device memory allocated through this struct */
     void *staging;           /* pinned host memory for nbl__device.lend */
     size_t staging_bytes;
     void **timers; /* cudaEvent_t */
@@ -50,7 +55,7 @@ typedef struct nbl__cuda {
     struct nbl__cuda_offload *offload; /* offload_copy_cuda.c; NULL: not opened */
 } nbl__cuda;
 
-/* The device of a context; NULL: it is not a CUDA device. */
+/* The CUDA device of a context; NULL: it has no device, or another kind. */
 static inline nbl__cuda *nbl__cuda_of(const nbl_context *ctx)
 {
     nbl__device *device = nbl__context_device(ctx);
@@ -62,16 +67,17 @@ static inline nbl__cuda *nbl__call_cuda(const nbl__call *call)
     return (nbl__cuda *)(void *)call->device;
 }
 
-/* Functions and facts of every CUDA device; nbl_context_use_cuda adds those of one. */
+/* Functions and properties that all CUDA devices share. nbl_context_use_cuda copies it and adds the
+ * rest. */
 extern const nbl__device nbl__cuda_template;
 
 /* linear_cuda.c: nbl__device.kept. */
 size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments);
 
-/* Is it of a kind that the kernels are made for? */
+/* NBL_OK if the kernels run on this device: compute capability 8.0 or later. */
 nbl_status nbl__cuda_supports(nbl_context *ctx, int index, const nbl_cuda_device *device);
 
-/* offload_copy_cuda.c: nbl__device.offload_open, and its end. */
+/* offload_copy_cuda.c: opens and closes the streams of offloaded values. */
 nbl_status nbl__cuda_offload_open(nbl_context *ctx);
 void nbl__cuda_offload_close(nbl__cuda *cuda);
 

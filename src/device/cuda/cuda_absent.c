@@ -1,4 +1,8 @@
-/* cuda_absent.c - the CUDA functions of nibble.h in a build without CUDA. It has nothing else of the backend. */
+/* cuda_absent.c - the CUDA functions of nibble.h in a build without CUDA. Such a build has nothing
+ * else of the backend.
+ *
+ * Every function that needs a device fails with NBL_ERROR_UNSUPPORTED and the same message.
+ * Arguments are checked as in the build with CUDA. */
 #include "base/base.h"
 
 bool nbl_cuda_built(void)

@@ -1,7 +1,10 @@
-/* cuda_device.c - a CUDA device opened for a context: the functions of device/device.h over one stream. See cuda.h.
+/* cuda_device.c - a CUDA device opened for a context: the functions of device/device.h over one
+ * stream. See cuda.h.
  *
- * Copies, fills and kernels run in the order of the stream. Event n is events[n % NBL_DEVICE_EVENTS]: waiting for one that
- * was overwritten waits for a later one. */
+ * Copies, fills and kernels run in the order of the stream. Event n is events[n %
+ * NBL_DEVICE_EVENTS], and later events overwrite older ones: a wait for an overwritten event waits
+ * for a later one. Functions that use the current device set it first: another context of the
+ * thread may have changed it. */
 #include "device/cuda/cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -13,9 +16,10 @@
 
 enum { WORKSPACE_BYTES = 64 << 20 };
 
+/* Fails with the runtime's message. Out of memory has its own status. */
 static nbl_status failed(nbl__cuda *cuda, const char *what, cudaError_t error)
 {
-    cudaGetLastError(); /* told here, not by the next launch */
+    cudaGetLastError(); /* reported here; clears it for the next call */
     nbl_status status = error == cudaErrorMemoryAllocation ? NBL_ERROR_MEMORY : NBL_ERROR_INTERNAL;
     return nbl__fail(cuda->ctx, status, "CUDA device %d: %s: %s", cuda->index, what,
                      cudaGetErrorString(error));
@@ -27,7 +31,7 @@ static nbl_status failed(nbl__cuda *cuda, const char *what, cudaError_t error)
         if (error_ != cudaSuccess) return failed((cuda), (what), error_);                                    \
     } while (0)
 
-/* Other threads may have other devices current. */
+/* The current device belongs to the calling thread. */
 static cudaError_t make_current(const nbl__cuda *cuda)
 {
     return cudaSetDevice(cuda->index);
@@ -35,7 +39,8 @@ static cudaError_t make_current(const nbl__cuda *cuda)
 
 /* ---- memory ---- */
 
-/* Memory of the device, aligned to 256 bytes. The failure tells what was asked for and what is free. */
+/* Device memory, aligned to 256 bytes. A failure names the bytes that were requested and those that
+ * are free. */
 static void *take(nbl__cuda *cuda, size_t bytes)
 {
     void *memory = NULL;
@@ -53,7 +58,7 @@ static void *take(nbl__cuda *cuda, size_t bytes)
     return NULL;
 }
 
-/* Waits for the device. */
+/* Frees device memory. cudaFree waits for the device. NULL is allowed. */
 static void release(nbl__cuda *cuda, void *memory, size_t bytes)
 {
     if (memory == NULL) return;
@@ -62,12 +67,14 @@ static void release(nbl__cuda *cuda, void *memory, size_t bytes)
     cuda->allocated -= bytes;
 }
 
+/* Free device memory in bytes, for all processes; 0 if it cannot be read. */
 static size_t free_bytes_of(const nbl__cuda *cuda)
 {
     size_t left = 0, all = 0;
     return make_current(cuda) == cudaSuccess && cudaMemGetInfo(&left, &all) == cudaSuccess ? left : 0;
 }
 
+/* Enqueues a fill with a byte. */
 static nbl_status fill(nbl_context *ctx, void *to, int byte, size_t bytes)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -76,6 +83,7 @@ static nbl_status fill(nbl_context *ctx, void *to, int byte, size_t bytes)
     return NBL_OK;
 }
 
+/* Device memory; `cleared`: zeros, in stream order. NULL: the context has the failure. */
 static void *allocate(nbl_context *ctx, size_t bytes, bool cleared)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -95,6 +103,7 @@ static uint64_t left(nbl_context *ctx)
     return free_bytes_of(nbl__cuda_of(ctx));
 }
 
+/* Pinned host memory: copies to and from it can be asynchronous. */
 static void *alloc_host(nbl_context *ctx, size_t bytes)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -114,7 +123,7 @@ static void free_host(nbl_context *ctx, void *memory, size_t bytes)
     cudaFreeHost(memory);
 }
 
-/* The workspace: calls on one stream may share it. */
+/* Lends the workspace. No owner is kept: calls on one stream may share it. */
 static nbl_status borrow_scratch(nbl_context *ctx, const char *op, size_t bytes, void **scratch)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -131,6 +140,7 @@ static void return_scratch(nbl_context *ctx, void *scratch, size_t bytes)
 
 /* ---- waiting ---- */
 
+/* Fails with the fault that a kernel stored, and clears it. */
 static nbl_status report(nbl__cuda *cuda)
 {
     static const char *const texts[] = {
@@ -150,6 +160,7 @@ static nbl_status report(nbl__cuda *cuda)
     return nbl__fail(cuda->ctx, NBL_ERROR_ARGUMENT, "%s", said);
 }
 
+/* Waits for the stream, then reports an error of the device or a fault of a kernel. */
 static nbl_status wait(nbl_context *ctx, const char *what)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -161,6 +172,7 @@ static nbl_status wait(nbl_context *ctx, const char *what)
                                : nbl__hint(ctx, status, "NIBBLE_CUDA_DEBUG=1 names the operator that failed");
 }
 
+/* Records the next event. Its number is in *event; numbers start at 1. */
 static nbl_status event_record(nbl_context *ctx, int64_t *event)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -171,6 +183,7 @@ static nbl_status event_record(nbl_context *ctx, int64_t *event)
     return NBL_OK;
 }
 
+/* Waits for an event, not for the rest of the stream. Event 0 is over already. */
 static nbl_status event_wait(nbl_context *ctx, int64_t event, const char *what)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -182,6 +195,7 @@ static nbl_status event_wait(nbl_context *ctx, int64_t event, const char *what)
 
 /* ---- copies ---- */
 
+/* Enqueues a copy in the order of the stream, and waits for it if `waits`. */
 static nbl_status copy(nbl_context *ctx, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                        bool waits)
 {
@@ -202,6 +216,7 @@ static nbl_status read_now(nbl_context *ctx, void *host, const void *from, size_
     return copy(ctx, host, from, bytes, cudaMemcpyDeviceToHost, true);
 }
 
+/* The host memory of these two must stay valid and unchanged until the copy is over. */
 static nbl_status write_later(nbl_context *ctx, void *to, const void *host, size_t bytes)
 {
     return copy(ctx, to, host, bytes, cudaMemcpyHostToDevice, false);
@@ -212,7 +227,9 @@ static nbl_status read_later(nbl_context *ctx, void *host, const void *from, siz
     return copy(ctx, host, from, bytes, cudaMemcpyDeviceToHost, false);
 }
 
-/* Lends a copy in pinned memory that the device keeps for this. */
+/* Lends the staging memory, pinned and as large as the largest request so far, with a copy of
+ * `memory` if `read`. There is one: the next call overwrites it. give_back writes it to the
+ * device. */
 static nbl_status lend(nbl_context *ctx, void *memory, size_t bytes, bool read, void **host)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -229,6 +246,7 @@ static nbl_status lend(nbl_context *ctx, void *memory, size_t bytes, bool read, 
 
 /* ---- captured graphs: a cudaGraphExec_t ---- */
 
+/* Until capture_end, calls on the stream are recorded into a graph and do not run. */
 static nbl_status capture_begin(nbl_context *ctx)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -237,6 +255,7 @@ static nbl_status capture_begin(nbl_context *ctx)
     return NBL_OK;
 }
 
+/* Ends the capture. With `good` the graph becomes executable; otherwise it is dropped. */
 static nbl_status capture_end(nbl_context *ctx, bool good, void **graph)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -248,7 +267,7 @@ static nbl_status capture_end(nbl_context *ctx, bool good, void **graph)
     if (recorded) cudaGraphDestroy(recorded);
     if (!good) {
         cudaGetLastError();
-        return NBL_OK; /* what went wrong was told already */
+        return NBL_OK; /* the failure was reported when it happened */
     }
     CUDA_TRY(cuda, "capture", error);
     *graph = ready;
@@ -272,6 +291,7 @@ static void graph_free(nbl_context *ctx, void *graph)
 
 /* ---- timers ---- */
 
+/* Creates `count` timers, which are events with timing. */
 static nbl_status timers_open(nbl_context *ctx, int count)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -303,6 +323,7 @@ static nbl_status timer_record(nbl_context *ctx, int timer)
     return NBL_OK;
 }
 
+/* Milliseconds between two timers. Both must be over: call after wait. */
 static nbl_status timer_elapsed(nbl_context *ctx, int from, int to, double *milliseconds)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -319,6 +340,7 @@ static nbl_status dequantize(nbl_context *ctx, const nbl_weight *weight, nbl_dty
     return nbl__cuda_dequantize(ctx, weight, 0, weight->shape[0], dtype, 0, to, nbl__cuda_of(ctx)->stream);
 }
 
+/* The name of the device, in the arena. */
 static nbl_status machine(nbl_context *ctx, nbl__arena *arena, const char **name)
 {
     nbl_cuda_device device = {NBL_RESULT(nbl_cuda_device)};
@@ -369,9 +391,10 @@ const nbl__device nbl__cuda_template = {
     .timer_elapsed = timer_elapsed,
 };
 
-/* What is taken of the device once all is open that opening takes: context, libraries and workspace. Other processes' memory
- * cannot be told from that; a context takes a quarter to half a GiB, so what is beyond MAX_CONTEXT is theirs. Kernels
- * that are loaded when first used, and captured graphs, will take some MiB. */
+/* Estimates the device memory that an open device uses beside its allocations: context, libraries
+ * and workspace. It is the total minus what is free now. That includes memory of other processes,
+ * so it is limited to MAX_CONTEXT: a context takes a quarter to half a GiB. LATER is for kernels
+ * that are loaded at first use, and for captured graphs. */
 static size_t taken_beside(const nbl__cuda *cuda)
 {
     enum { MAX_CONTEXT = 640 << 20, LATER = 8 << 20 };
@@ -379,6 +402,8 @@ static size_t taken_beside(const nbl__cuda *cuda)
     return (taken < MAX_CONTEXT ? taken : MAX_CONTEXT) + LATER;
 }
 
+/* Opens stream, events, host memory, workspace and library, in this order. After a failure
+ * close_device frees what exists. */
 static nbl_status open_device(nbl__cuda *cuda)
 {
     struct cudaDeviceProp properties;
@@ -413,6 +438,8 @@ static nbl_status open_device(nbl__cuda *cuda)
     return NBL_OK;
 }
 
+/* Waits for the stream, then frees everything that open_device made. Works for a device that is
+ * partly open. */
 static void close_device(nbl__device *device)
 {
     nbl__cuda *cuda = (nbl__cuda *)(void *)device;
@@ -435,6 +462,7 @@ nbl_status nbl_context_use_cuda(nbl_context *ctx, int index)
               "the context already runs on a device");
     nbl__cuda *cuda = nbl__alloc(ctx, sizeof *cuda);
     if (cuda == NULL) return NBL_ERROR_MEMORY;
+    /* NIBBLE_CUDA_DEBUG=1 waits for every operator. NIBBLE_VERBOSE=profile times them. */
     const char *verbose = getenv("NIBBLE_VERBOSE"), *debug = getenv("NIBBLE_CUDA_DEBUG");
     cuda->device = nbl__cuda_template;
     cuda->device.debugs = debug && strcmp(debug, "1") == 0;

@@ -1,4 +1,5 @@
-/* cuda_devices.c - the CUDA devices of this machine, as nibble.h tells of them. */
+/* cuda_devices.c - the functions of nibble.h that list and describe the CUDA devices of this
+ * machine. They open no device and need no context device. */
 #include "device/cuda/cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -11,6 +12,8 @@ bool nbl_cuda_built(void)
     return true;
 }
 
+/* No driver, no device and errors of the runtime are all NBL_ERROR_UNSUPPORTED, with different
+ * messages. */
 nbl_status nbl_cuda_device_count(nbl_context *ctx, int *count)
 {
     NBL_CHECK(ctx, count != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_count: count is NULL");
@@ -19,7 +22,7 @@ nbl_status nbl_cuda_device_count(nbl_context *ctx, int *count)
     if (error != cudaSuccess) {
         int version = 0;
         *count = 0;
-        cudaGetLastError(); /* told here, not by the next launch */
+        cudaGetLastError(); /* reported here; clears it for the next call */
         if (cudaDriverGetVersion(&version) == cudaSuccess && version == 0)
             return nbl__fail(ctx, NBL_ERROR_UNSUPPORTED, "no CUDA device: no NVIDIA driver was found");
         return nbl__fail(ctx, NBL_ERROR_UNSUPPORTED, "no CUDA device: %s", cudaGetErrorString(error));
@@ -28,6 +31,7 @@ nbl_status nbl_cuda_device_count(nbl_context *ctx, int *count)
     return NBL_OK;
 }
 
+/* The name, compute capability and memory of device `index`. */
 nbl_status nbl_cuda_device_get(nbl_context *ctx, int index, nbl_cuda_device *result)
 {
     int count;
@@ -48,6 +52,7 @@ nbl_status nbl_cuda_device_get(nbl_context *ctx, int index, nbl_cuda_device *res
     return NBL_OK;
 }
 
+/* The kernels use bf16 products and cp.async, which start with 8.0. */
 nbl_status nbl__cuda_supports(nbl_context *ctx, int index, const nbl_cuda_device *device)
 {
     NBL_CHECK(ctx, device->major >= 8, NBL_ERROR_UNSUPPORTED,
@@ -56,6 +61,8 @@ nbl_status nbl__cuda_supports(nbl_context *ctx, int index, const nbl_cuda_device
     return NBL_OK;
 }
 
+/* True if device 0 is supported and cuBLASLt can be loaded. Otherwise the context has the
+ * reason. */
 bool nbl_cuda_usable(nbl_context *ctx)
 {
     nbl_cuda_device device = {NBL_RESULT(nbl_cuda_device)};

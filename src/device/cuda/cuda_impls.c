@@ -4,6 +4,7 @@
 #include "ops/elementwise/offload_copy.h"
 #include "ops/families.h"
 
+/* Operators without a line in the list have no entry. */
 static const struct {
     const nbl__op *op;
     const nbl__impl *const *impls;
@@ -16,6 +17,7 @@ static const struct {
 #undef ROW
 };
 
+/* A linear search of some fifty entries. */
 const nbl__impl *const *nbl__cuda_impls(const nbl__op *op)
 {
     static const nbl__impl *const none[] = {NULL};

@@ -1,8 +1,10 @@
-/* cuda_impls.h - the CUDA implementations of operators: one list that declares them and makes the table of cuda_impls.c.
+/* cuda_impls.h - the CUDA implementations of operators: one list that declares them and fills the
+ * table of cuda_impls.c.
  *
- * A line is a family, a direction and its rows, best first. No reference stands behind them: an operator without a line,
- * or arguments that every row declines, is an error that names the operator. Rows NAME_rows copy tensors with a row
- * stride, which the others decline (ops/common/dense_rows_cuda.c). */
+ * A line is a family, a direction and its rows, best first. The first row that accepts the
+ * arguments runs. There is no reference on a device: an operator without a line, or arguments that
+ * every row declines, is an error that names the operator. Rows NAME_rows copy tensors with a row
+ * stride, which the other rows decline (ops/common/dense_rows_cuda.c). */
 #ifndef NBL_CUDA_IMPLS_H
 #define NBL_CUDA_IMPLS_H
 

@@ -30,6 +30,7 @@
 namespace nbl_cuda
 {
 
+/* Marks kernels that wait; it carries nothing. */
 struct dependent {
     int unused;
 };

@@ -1,5 +1,7 @@
-/* kernel.cuh - shared by all .cu files: C headers, conversions, warp sums, launch helpers. Internal to the CUDA
- * kernels. */
+/* kernel.cuh - shared by all .cu files: C headers, conversions, warp sums, launch helpers. Internal
+ * to the CUDA kernels.
+ *
+ * The build has -fmad=false: a product and a sum are two roundings, unless the code says fmaf. */
 #ifndef NBL_CUDA_KERNEL_CUH
 #define NBL_CUDA_KERNEL_CUH
 
@@ -18,8 +20,9 @@ extern "C" {
 namespace nbl_cuda
 {
 
-constexpr unsigned WARP = 0xffffffffu;
+constexpr unsigned WARP = 0xffffffffu; /* all lanes, for shuffles and votes */
 
+/* Conversions from and to f32. From f32 they round to nearest even. */
 __device__ inline float to_f32(float x)
 {
     return x;
@@ -46,7 +49,8 @@ template <> __device__ inline __nv_bfloat16 from_f32<__nv_bfloat16>(float x)
     return __float2bfloat16_rn(x);
 }
 
-/* Element i of an array whose dtype is an argument of the launch. All threads take the same branch. */
+/* Loads or stores element i of an array whose dtype is an argument of the launch. All threads take
+ * the same branch. */
 __device__ inline float load_one(const void *from, nbl_dtype dtype, int64_t i)
 {
     if (dtype == NBL_DTYPE_F32) return static_cast<const float *>(from)[i];
@@ -66,6 +70,7 @@ template <typename T> struct alignas(16) pack {
     T at[COUNT];
 };
 
+/* Over the 32 lanes, in a fixed order; every lane gets the result. All lanes must call it. */
 __device__ inline float warp_sum(float x)
 {
     for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(WARP, x, i);
@@ -86,6 +91,7 @@ __device__ inline void report_fault(nbl__cuda_fault *fault, int kind, int64_t in
     __threadfence_system();
 }
 
+/* True if the address is a multiple of `to` bytes. NULL is. */
 static inline bool is_aligned(const void *p, size_t to)
 {
     return reinterpret_cast<uintptr_t>(p) % to == 0;
@@ -94,7 +100,8 @@ static inline cudaStream_t stream_of(const nbl__call *call)
 {
     return static_cast<cudaStream_t>(nbl__call_cuda(call)->stream);
 }
-/* The status of the launches since the last call. */
+/* The status of the launches since the last call. It does not wait: errors of running kernels show
+ * up later. */
 static inline nbl_status launched(const nbl__call *call)
 {
     cudaError_t error = cudaGetLastError();

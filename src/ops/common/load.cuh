@@ -18,6 +18,7 @@ template <typename T, int N> struct pieces {
     };
 };
 
+/* N elements of T as f32, and back with one rounding. */
 template <typename T, int N> __device__ inline void load_run(const T *from, float (&to)[N])
 {
 #pragma unroll
@@ -47,6 +48,7 @@ template <int N> __device__ inline void load_any(const void *from, int dtype, in
     else load_run<__nv_bfloat16, N>(static_cast<const __nv_bfloat16 *>(from) + i, to);
 }
 
+/* The same for stores. */
 template <int N> __device__ inline void store_any(void *to, int dtype, int64_t i, const float (&from)[N])
 {
     if (dtype == NBL_DTYPE_F32) store_run<float, N>(static_cast<float *>(to) + i, from);
@@ -72,6 +74,7 @@ template <typename T> __device__ inline void unpack(const uint4 &from, float (&t
     }
 }
 
+/* The reverse: rounds values to T and packs them into 16 bytes. */
 template <typename T> __device__ inline uint4 packed_up(const float (&from)[pack<T>::COUNT])
 {
     uint32_t words[4];
@@ -111,6 +114,7 @@ template <typename S, int N> __device__ inline void block_sums(S (&values)[N])
     }
 }
 
+/* a / b, rounded up; a >= 0. */
 static inline int64_t ceil_div(int64_t a, int64_t b)
 {
     return (a + b - 1) / b;

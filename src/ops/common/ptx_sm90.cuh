@@ -33,6 +33,8 @@ __device__ inline uint32_t cluster_rank()
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
+/* All threads of all blocks of the cluster. Writes before it are visible after it, also to other
+ * blocks. */
 __device__ inline void cluster_sync()
 {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
@@ -41,6 +43,8 @@ __device__ inline void cluster_sync()
 
 /* ---- barriers ---- */
 
+/* `arrivals`: per phase. Follow the last init with mbarrier_init_fence, then a barrier of the
+ * threads that use it. */
 __device__ inline void mbarrier_init(uint32_t barrier, uint32_t arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -49,6 +53,7 @@ __device__ inline void mbarrier_init_fence()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+/* Arrives, and adds bytes that the phase waits for. */
 __device__ inline void mbarrier_expect_tx(uint32_t barrier, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -64,7 +69,8 @@ __device__ inline void mbarrier_arrive_cluster(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/* Arrives when all cp.async copies of this thread are done. */
+/* Arrives when all earlier cp.async copies of this thread are done. It is one of the expected
+ * arrivals (noinc). */
 __device__ inline void mbarrier_arrive_after_copies(uint32_t barrier)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -116,6 +122,8 @@ __device__ inline void bulk_load(uint32_t to, const void *from, uint32_t bytes, 
                  : "memory");
 }
 
+/* Loads the box at (x, y) or (x, y, z) of a tensor map. x counts along rows. Elements outside are
+ * zeros. The barrier counts the bytes of the whole box. One thread calls it. */
 __device__ inline void tma_load(uint32_t to, const CUtensorMap *map, int x, int y, uint32_t barrier)
 {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -141,6 +149,8 @@ __device__ inline void tma_load_multicast(uint32_t to, const CUtensorMap *map, i
         "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(blocks)
         : "memory");
 }
+/* Stores a box. Elements outside of the matrix are not written. Call fence_proxy_async and a
+ * barrier before it. */
 __device__ inline void tma_store(const CUtensorMap *map, int x, int y, uint32_t from)
 {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n"
@@ -175,6 +185,9 @@ template <int COUNT> __device__ inline void setmaxnreg_inc()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
+/* wgmma_fence: before the first wgmma of a group, and after registers of its operands were written.
+ * wgmma_commit: closes the group. wgmma_wait: until at most COUNT groups are under way. All threads
+ * of the warpgroup call them. */
 __device__ inline void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

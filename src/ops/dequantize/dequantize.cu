@@ -1,15 +1,16 @@
-/* dequantize.cu - see dequantize.h.
+/* dequantize.cu - see dequantize.h. Four kernels:
  *
- *   tiles       a warp decodes 32 lanes x 4 steps x 16 bytes of output. Codes of all steps are loaded first; each lane
- *               rebuilds one or two of the tile's scales and the others fetch them by shuffle, as they do the 16 values
- *               of the table: 3.5 instructions per element, no shared memory, every load and store whole sectors.
- *   int8        the same with rows' scales and nothing to look up
- *   transposed  squares of 64 x 64 through shared memory
- *   any         one element per thread: ragged rows, unaligned parts
+ *   tiles        4-bit: a warp dequantizes 32 lanes x 4 steps x 16 bytes of output. It loads the
+ *                codes of all steps first. Each lane computes one or two of the tile's scales. The
+ *                other lanes get scales and the 16 table values by shuffle. 3.5 instructions per
+ *                element, no shared memory, and every load and store is whole sectors
+ *   rows         int8: the same with the scales of rows and no table
+ *   transposed   squares of 64 x 64 through shared memory
+ *   any          one element per thread: ragged rows, unaligned tensors
  *
- * Bound by memory: for nf4 to bf16 2.56 bytes per element, four fifths of them written. Measured on an H200: many short
- * blocks beat a persistent grid by a tenth, stores past the caches win a little over plain ones, and results that go through
- * shared memory and bulk copies lose. */
+ * Bytes: nf4 to bf16 moves 2.56 bytes per element, four fifths of them stores. Limit: memory.
+ * Measured on an H200: many short blocks beat a persistent grid by a tenth. Streaming stores win a
+ * little over plain ones. Results that go through shared memory and bulk copies lose. */
 #include "ops/dequantize/dequantize_value.cuh"
 #include "ops/dequantize/dequantize_cuda.h"
 
@@ -20,7 +21,7 @@ namespace
 
 enum { THREADS = 256, WARPS = THREADS / 32, STEPS = 4, ROW_STEPS = 2, SQUARE = 64 };
 
-/* The codes of 16 bytes of output. */
+/* The codes of 16 bytes of output: 4 or 8 elements. */
 template <typename T, bool INT8> struct chunk {
     enum { COUNT = 16 / sizeof(T), BYTES = INT8 ? COUNT : COUNT / 2 };
     uint2 word; /* 2, 4 or 8 bytes */
@@ -32,13 +33,14 @@ template <typename T, bool INT8> struct chunk {
         else if (BYTES == 4) word.x = stream_u32(from);
         else word = stream_u64(from);
     }
-    /* The first `bytes` only; 4-bit formats. */
+    /* Loads the first `bytes` only. For 4-bit formats. */
     __device__ void load_part(const uint8_t *from, int64_t bytes)
     {
         word = make_uint2(0, 0);
         for (int i = 0; i < BYTES && i < bytes; i++) word.x |= static_cast<uint32_t>(from[i]) << 8 * i;
     }
-    /* The values before the scale; `mine` is the table's entry number lane % 16. Every lane must come along. */
+    /* The values before the scale. `mine` is entry lane % 16 of the table. All lanes of the warp
+     * call it, because the table is read by shuffle. */
     __device__ void look_up(float mine, bool low_first, float *values) const
     {
         if (INT8) {
@@ -54,12 +56,13 @@ template <typename T, bool INT8> struct chunk {
     }
 };
 
-/* Values times their scale, rounded to T, as 16 bytes. */
+/* Values times their scale, rounded to T, as 16 bytes. `finite` is uniform in a warp: with finite
+ * scales no NaN can arise, and plain products give the bits of the CPU. */
 template <typename T, bool INT8> __device__ inline uint4 finish(const float *values, float scale, bool finite)
 {
     constexpr int COUNT = 16 / sizeof(T);
     uint4 out;
-    if (!finite) { /* the same for all lanes of a warp */
+    if (!finite) { /* rare: the products with the NaN rules of x86 */
         T result[COUNT];
 #pragma unroll
         for (int k = 0; k < COUNT; k++) {
@@ -86,7 +89,7 @@ template <typename T, bool INT8> __device__ inline uint4 finish(const float *val
     return out;
 }
 
-/* Sixteen bytes of results that nobody reads soon, or the first of them up to `limit`. */
+/* Stores 16 bytes, or as many elements as lie before `limit`. Streaming: nobody reads them soon. */
 template <typename T> __device__ inline void store(T *out, int64_t i, int64_t limit, uint4 result)
 {
     constexpr int COUNT = 16 / sizeof(T);
@@ -100,11 +103,11 @@ template <typename T> __device__ inline void store(T *out, int64_t i, int64_t li
     }
 }
 
-/* What a warp loads of a tile. */
+/* A lane's loads for a tile of STEPS x 32 x 16 bytes of output. */
 template <typename T> struct tile_of {
     enum { STEP = 32 * chunk<T, false>::COUNT, HALF = STEP * STEPS / 2, TILE = 2 * HALF };
     chunk<T, false> codes[STEPS];
-    raw_scale scales[2]; /* of block number `lane` of each half */
+    raw_scale scales[2]; /* of the lane-th quantization block of each half */
 
     __device__ void load(const packed &p, int64_t begin, int64_t base, int64_t count, int lane)
     {
@@ -128,8 +131,9 @@ template <typename T> struct tile_of {
     }
 };
 
-/* 4-bit: elements [begin, begin + count) to out[0 ...], warp by warp; begin is a multiple of 32. A grid of all tiles is
- * fastest; from a smaller one the warps go on to further tiles, whose codes they load before they write. */
+/* 4-bit: elements [begin, begin + count) to out[0 ...], a tile per warp. begin is a multiple of 32,
+ * and out is aligned to 16 bytes. The launch uses a warp per tile, which is fastest. In a smaller
+ * grid a warp goes on to further tiles, and loads their codes before it stores. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 6) dequantize_tiles(const __grid_constant__ packed p, int64_t begin,
                                                            int64_t count, int64_t tiles, T *__restrict__ out)
@@ -159,7 +163,8 @@ __global__ void __launch_bounds__(THREADS, 6) dequantize_tiles(const __grid_cons
     }
 }
 
-/* int8: rows, a multiple of 8 long, `row_tiles` tiles each, to out[0 ...]. */
+/* int8: rows of a multiple of 8 columns to out[0 ...]. A warp has one of the `row_tiles` tiles of a
+ * row, so one scale. Two steps of loads first, then two stores of 16 bytes per lane. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 8)
     dequantize_rows(const __grid_constant__ packed p, int64_t begin, int64_t row_tiles, int64_t tiles,
@@ -188,6 +193,7 @@ __global__ void __launch_bounds__(THREADS, 8)
     }
 }
 
+/* Any format, shape and alignment: one element per thread and step. Limit: instructions. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     dequantize_any(const __grid_constant__ packed p, int64_t begin, int64_t count, T *__restrict__ out)
@@ -197,8 +203,14 @@ __global__ void __launch_bounds__(THREADS)
         out[i] = narrow<T>(value_at(p, begin + i));
 }
 
-/* A square of 64 rows and 64 columns. `by_words`: eight codes of a row can be loaded at once; `by_vectors`: 16 bytes of
- * a row of the output can be stored at once. */
+/* out[c, r] = W[row_begin + r, c]. A block has a square of 64 rows and 64 columns of W.
+ *
+ *     in two passes: 32 rows; 8 threads per row, 8 codes each → square in shared memory
+ *     __syncthreads
+ *     columns of the square → rows of out, 16 bytes per thread
+ *
+ * Rows of the square are padded by 4 bytes against bank conflicts. `by_words`: eight codes of a row
+ * are one aligned load. `by_vectors`: 16 bytes of a row of out are one aligned store. */
 template <typename T, bool INT8>
 __global__ void __launch_bounds__(THREADS)
     dequantize_transposed(const __grid_constant__ packed p, int64_t row_begin, int64_t rows,
@@ -214,8 +226,8 @@ __global__ void __launch_bounds__(THREADS)
         int r = pass * 32 + threadIdx.x / 8, c = threadIdx.x % 8 * 8;
         int64_t row = row_begin + r0 + r, first = row * p.columns + c0 + c;
         bool inside = r0 + r < rows && c0 + c < p.columns;
-        if (by_words) {                /* then columns are a multiple of 8: a word lies inside or outside */
-            chunk<__half, INT8> codes; /* eight of them, whatever T is */
+        if (by_words) {                /* columns are a multiple of 8: a word is whole or absent */
+            chunk<__half, INT8> codes; /* 8 codes, for any T */
             codes.word = make_uint2(0, 0);
             float values[8], scale = 0;
             if (inside) {

@@ -1,9 +1,13 @@
-/* dequantize_value.cuh - what the kernels share: a packed weight as a kernel's parameter, one scale, one value, one rounding.
- * Internal to the CUDA kernels.
+/* dequantize_value.cuh - shared by the kernels that read packed weights: the weight as a kernel's
+ * parameter, one scale, one value, one rounding. Internal to the CUDA kernels.
  *
- * The rules are those of docs/NUMERICS.md, and the bits are those of the CPU, also of NaN: a GPU's product makes every
- * NaN 0x7fffffff, an x86 keeps the operand's bits, or makes 0xffc00000 of 0 * infinity. The functions with x86 in their
- * name follow the latter; where every scale is finite no NaN can arise, and kernels use plain products. */
+ *     value = table[code] · scale                      4-bit; int8: code · scale / 127
+ *     scale = nested_table[code] · nested_scale + nested_offset         nested scales
+ *
+ * The rules are those of docs/NUMERICS.md, and the bits are those of the CPU, also of NaN. A GPU's
+ * product gives 0x7fffffff for every NaN. An x86 keeps the operand's bits, and gives 0xffc00000 for
+ * 0 · infinity. Functions with x86 in their name follow the x86. With finite scales no NaN can
+ * arise, and kernels use plain products. */
 #ifndef NBL_CUDA_DEQUANTIZE_VALUE_CUH
 #define NBL_CUDA_DEQUANTIZE_VALUE_CUH
 
@@ -27,7 +31,7 @@ constexpr unsigned ALL = 0xffffffffu;         /* the lanes of a warp */
 
 enum scale_kind { SCALES_FLAT, SCALES_NESTED, SCALES_E8M0, SCALES_ROWS };
 
-/* All pointers are the device's. */
+/* A packed weight. Pointers are to device memory. Passed by value in the parameters of a kernel. */
 struct packed {
     const uint8_t *codes;
     const float *scales;
@@ -36,8 +40,8 @@ struct packed {
     int64_t nested_block, columns;
     float nested_offset;
     scale_kind kind;
-    int nested_shift; /* log2 of nested_block, -1: no power of two */
-    int block_shift;
+    int nested_shift; /* log2 of nested_block, -1: not a power of two */
+    int block_shift; /* log2 of the elements of a block, which run over rows */
     bool low_first; /* the first of a pair is in the low nibble */
     float table[16];
 };
@@ -73,7 +77,7 @@ static inline packed packed_of(const nbl_weight *w)
     return p;
 }
 
-/* The status of the launch just made. */
+/* The status of the last launch. */
 static inline nbl_status launched(nbl_context *ctx, const char *call)
 {
     cudaError_t error = cudaGetLastError();
@@ -99,6 +103,7 @@ __device__ inline bool is_finite(float a)
 {
     return (__float_as_uint(a) & 0x7f800000u) != 0x7f800000u;
 }
+/* The NaN that an x86 gives for a product or sum of a and b. */
 __device__ inline float quiet(float a)
 {
     return __uint_as_float(__float_as_uint(a) | 0x00400000u);
@@ -118,8 +123,8 @@ __device__ inline float add_x86(float a, float b)
     return is_nan(sum) ? nan_x86(a, b) : sum;
 }
 
-/* Entry lane % 16 of the table, by a tree of selections: an index that differs from lane to lane would read the
- * parameter 16 times over. */
+/* Entry lane % 16 of the table, by a tree of selections. An index that differs between lanes would
+ * make 16 reads of the parameter. */
 __device__ inline float table_entry(const packed &p, int lane)
 {
     float rest[16];
@@ -132,20 +137,22 @@ __device__ inline float table_entry(const packed &p, int lane)
     return rest[0];
 }
 
-/* Nested blocks are a power of two, or there are none: what the fast kernels ask for. */
+/* True if no index needs a division: the nested block is a power of two, or scales are not
+ * nested. */
 static inline bool shifts_only(const packed &p)
 {
     return p.kind != SCALES_NESTED || p.nested_shift >= 0;
 }
 
-/* What memory has of the scale of a block of a 4-bit weight: loaded early, made a scale when it is needed. */
+/* The loaded parts of the scale of a block of a 4-bit weight. Kernels load them early and compute
+ * the scale when they need it. */
 struct raw_scale {
-    uint32_t bits; /* of the scale, or its code */
-    float group;   /* nested: its factor */
+    uint32_t bits; /* the bits of the f32 scale, or its code */
+    float group;   /* nested: the scale of the group of codes */
 };
 
-/* SHIFTS: only for weights with shifts_only; a division of 64 bits costs the kernels registers even where it is not
- * taken. */
+/* SHIFTS: the caller has checked shifts_only. A 64-bit division costs a kernel registers even if it
+ * never runs. */
 template <bool SHIFTS> __device__ inline raw_scale fetch_scale(const packed &p, int64_t block)
 {
     if (p.kind == SCALES_FLAT) return {__float_as_uint(__ldg(p.scales + block)), 0};
@@ -154,6 +161,8 @@ template <bool SHIFTS> __device__ inline raw_scale fetch_scale(const packed &p, 
     return {code, __ldg(p.nested_scales + (SHIFTS ? block >> p.nested_shift : block / p.nested_block))};
 }
 
+/* The f32 scale. E8M0: 2^(code - 128), half of the format's scale, because the table has doubled
+ * values. */
 __device__ inline float scale_from(const packed &p, raw_scale raw)
 {
     if (p.kind == SCALES_FLAT) return __uint_as_float(raw.bits);
@@ -167,7 +176,7 @@ template <bool SHIFTS> __device__ inline float scale_of(const packed &p, int64_t
     return scale_from(p, fetch_scale<SHIFTS>(p, block));
 }
 
-/* Element `index` of the flattened weight. Slow and right: for ragged shapes and unaligned parts. */
+/* Element `index` of the flattened weight. Slow; for ragged shapes and unaligned tensors. */
 __device__ inline float value_at(const packed &p, int64_t index)
 {
     if (p.kind == SCALES_ROWS) {
@@ -179,7 +188,8 @@ __device__ inline float value_at(const packed &p, int64_t index)
     return mul_x86(p.table[code], scale_of<false>(p, index >> p.block_shift));
 }
 
-/* Four signed bytes to f32, exactly: byte b + 128 in the mantissa of 2^23. */
+/* Four signed bytes to f32, exactly: b + 128 becomes the low mantissa bits of 2^23, then 2^23 + 128
+ * is subtracted. One permutation and one addition per byte. */
 __device__ inline void four_of_int8(uint32_t word, float *values)
 {
     word ^= 0x80808080u;
@@ -188,6 +198,8 @@ __device__ inline void four_of_int8(uint32_t word, float *values)
         values[i] = __fadd_rn(__uint_as_float(__byte_perm(word, 0x4b000000u, 0x7650u | i)), -8388736.0f);
 }
 
+/* One rounding, to nearest even. A NaN keeps its sign and upper bits and becomes quiet, as on
+ * x86. */
 template <typename T> __device__ T narrow(float value);
 template <> __device__ inline float narrow<float>(float value)
 {
@@ -207,7 +219,7 @@ template <> __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float value)
     return __ushort_as_bfloat16(static_cast<unsigned short>(bits >> 16 | 0x0040u));
 }
 
-/* Two values in one register, the first in the low half; not for NaN. */
+/* Two rounded values in one register, the first in the low half. Not for NaN. */
 template <typename T> __device__ uint32_t pair_of(float first, float second);
 template <> __device__ inline uint32_t pair_of<__half>(float first, float second)
 {
@@ -233,7 +245,8 @@ __device__ inline float widen(__nv_bfloat16 value)
     return __bfloat162float(value);
 }
 
-/* Loads that leave the first cache to what is read again: scales, tables, activations. */
+/* Loads that do not enter the first-level cache. It stays free for values that are read again:
+ * scales, tables, activations. */
 __device__ inline uint32_t stream_u16(const uint8_t *from)
 {
     unsigned short value;

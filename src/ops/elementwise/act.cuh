@@ -1,8 +1,8 @@
 /* act.cuh - the activations of act.h and their slopes, in f32. Internal to the CUDA kernels.
  *
- * The exponential and the quotient are the hardware's: a few units of f32's last place, and a fifth of the
- * instructions. What is near 0 or 1 saturates as the definition does; an infinite x gives what the product
- * says (-inf·0 is NaN). */
+ * Exponential and quotient are those of the hardware: an error of a few f32 ulp, and a fifth of the
+ * instructions. Results near 0 or 1 saturate as the definition does. An infinite x gives what the
+ * product gives (-inf · 0 is NaN). */
 #ifndef NBL_CUDA_ACT_CUH
 #define NBL_CUDA_ACT_CUH
 
@@ -15,14 +15,16 @@ extern "C" {
 namespace nbl_cuda
 {
 
+/* 1 / (1 + e^-x) */
 __device__ inline float logistic(float x)
 {
     return __fdividef(1.0f, 1.0f + __expf(-x));
 }
 
-/* act(x) = x·share; *slope is the derivative, when it is used. SHORT: the result is rounded to 2 bytes,
- * and erfc may be Abramowitz and Stegun's 7.1.26, off by 1.5e-7 at most. As on the CPU its correction is
- * taken at ±40 beyond that, so that an infinite x is not multiplied by its zero. */
+/* Returns act(x) = x · share, and the derivative in *slope. SHORT: the result is rounded to 16
+ * bits, so erfc may be Abramowitz and Stegun's 7.1.26 with an error of at most 1.5e-7. As on the
+ * CPU, the slope's correction uses x limited to ±40: beyond that the correction is 0, and an
+ * infinite x would make it NaN. */
 template <int ACT, bool SHORT = false> __device__ inline float activation(float x, float *slope)
 {
     float near = fminf(fmaxf(x, -40.0f), 40.0f), share;

@@ -1,7 +1,12 @@
 /* elementwise.cu - add, cast, scale and check_finite. See elementwise.h.
  *
- * Bound by memory: a thread moves 8 elements, in 16-byte pieces where the tensors are aligned to that, else one
- * element at a time with neighbouring threads at neighbouring elements. */
+ *     map_kernel      y = f(a, b) for add, cast and scale. A block has 2048 elements
+ *     search_kernel   the first non-finite value and their number, per block
+ *     join_kernel     the same over all blocks
+ *
+ * A thread moves 8 elements with 16-byte accesses if the tensors are aligned. Otherwise it moves
+ * one element at a time, and neighbouring threads have neighbouring elements. Bytes: each input
+ * once, each output once. Limit: memory. */
 #include "ops/common/kernel.cuh"
 
 extern "C" {
@@ -15,10 +20,12 @@ namespace
 
 enum { THREADS = 256, EACH = 8, SPAN = THREADS * EACH };
 
+/* EACH elements: one access of 16 bytes for 16-bit dtypes, two for f32. */
 template <typename T> struct alignas(16) eight {
     T at[EACH];
 };
 
+/* The functions f. They compute in f32; map_kernel rounds the result once. */
 struct sum_of {
     __device__ float operator()(float a, float b) const
     {
@@ -39,7 +46,8 @@ struct product_with {
     }
 };
 
-/* y = f(a, b); b may be NULL. No __restrict__: y may lie on an input. */
+/* y = f(a, b) over n elements; b may be NULL. No __restrict__: y may be an input. The last block,
+ * and all blocks of tensors that are not aligned, go element by element. */
 template <typename X, typename Y, typename F>
 __global__ void __launch_bounds__(THREADS)
     map_kernel(const X *a, const X *b, Y *y, int64_t n, bool aligned, F f)
@@ -61,6 +69,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* Launches map_kernel: one block per SPAN elements. */
 template <typename X, typename Y, typename F>
 nbl_status map(const nbl__call *call, const nbl_tensor *a, const nbl_tensor *b, const nbl_tensor *y, F f)
 {
@@ -102,6 +111,7 @@ nbl_status run_cast(const nbl__call *call, const void *arguments)
     return cast(call, &a->x, &a->y);
 }
 
+/* Backward of all three is a map of dy to dx. */
 nbl_status run_add_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__add *a = static_cast<const nbl__add *>(arguments);
@@ -120,20 +130,23 @@ nbl_status run_cast_backward(const nbl__call *call, const void *arguments)
     return nbl__given(&a->dx) ? cast(call, &a->dy, &a->dx) : NBL_OK;
 }
 
-/* ---- check_finite: each block leaves the first place and the count of its part, one block puts them together ---- */
+/* ---- check_finite ---- */
 
+/* MAX_PARTS: blocks, each with one part in scratch. LOADS: of EACH elements in flight per
+ * thread. */
 enum { MAX_PARTS = 1024, LOADS = 4, SEARCHED = LOADS * SPAN };
 
 struct part {
-    long long first, count; /* first: n when there is none */
+    long long first, count; /* first: index of the first non-finite value; n: none */
 };
 
+/* The parts of two sets of elements together. */
 __device__ inline part join(part a, part b)
 {
     return {a.first < b.first ? a.first : b.first, a.count + b.count};
 }
 
-/* In thread 0. */
+/* Joins the parts of all threads. Only thread 0 gets the result. */
 __device__ inline part join_block(part mine)
 {
     __shared__ part of_warp[THREADS / 32];
@@ -145,12 +158,15 @@ __device__ inline part join_block(part mine)
     return mine;
 }
 
-/* A finite value times zero is zero. */
+/* True for NaN and infinities: any other value times zero is zero. */
 __device__ inline bool is_odd(float x)
 {
     return !(x * 0.0f == 0.0f);
 }
 
+/* parts[block] of the spans that the block has: SEARCHED elements at a time, gridDim.x spans apart.
+ * The fast path only asks whether any value is non-finite, with one product per element; indices
+ * are computed after a hit. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS) search_kernel(const T *x, int64_t n, bool aligned, part *parts)
 {
@@ -180,6 +196,7 @@ __global__ void __launch_bounds__(THREADS) search_kernel(const T *x, int64_t n, 
     if (threadIdx.x == 0) parts[blockIdx.x] = mine;
 }
 
+/* first = index of the first non-finite value (-1: none), found = their number. One block. */
 __global__ void __launch_bounds__(THREADS)
     join_kernel(const part *parts, int count, int64_t n, int64_t *first, int64_t *found)
 {

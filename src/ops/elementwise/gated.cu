@@ -1,8 +1,11 @@
 /* gated.cu - gated and gated_backward. See elementwise.h.
  *
- * A thread takes EACH times 16 bytes of every tensor, all loads first; what is left at the end, and
- * tensors that are not aligned, go element by element. Where a tensor lies in wider rows, a block takes a
- * row. Bound by memory: three tensors forward, five backward. */
+ *     h = act(gate) · up
+ *     dgate = dh · up · act'(gate),   dup = dh · act(gate)
+ *
+ * A thread takes EACH times 16 bytes of every tensor, and issues all loads first. The rest at the
+ * end, and tensors that are not aligned, go element by element. If a tensor lies in wider rows, a
+ * block takes a row. Bytes: three tensors in forward, five in backward. Limit: memory. */
 #include "ops/elementwise/act.cuh"
 #include "ops/common/load.cuh"
 
@@ -17,14 +20,15 @@ namespace
 
 enum { THREADS = 256, EACH = 2 };
 
+/* The tensors of a call; n elements each. */
 struct gates {
     const void *gate, *up, *dh;
     void *h, *dgate, *dup; /* dgate and dup may be NULL */
     int64_t n;
 };
 
-/* COUNT runs of N elements, THREADS·N apart; all are loaded before the first is stored, which may lie on
- * an input. */
+/* COUNT runs of N elements, THREADS · N apart. All are loaded before the first is stored, so a
+ * result may overwrite an input. */
 template <typename T, int ACT, int N, int COUNT, bool BACKWARD>
 __device__ void gate_runs(const gates &a, int64_t first)
 {
@@ -53,6 +57,7 @@ __device__ void gate_runs(const gates &a, int64_t first)
     }
 }
 
+/* Dense tensors. A block has EACH · THREADS runs; the last block may have less. */
 template <typename T, int ACT, int N, bool BACKWARD>
 __global__ void __launch_bounds__(THREADS, 3) gate_kernel(gates a)
 {
@@ -67,12 +72,12 @@ __global__ void __launch_bounds__(THREADS, 3) gate_kernel(gates a)
     }
 }
 
-/* Elements from one row to the next, where some tensors lie in wider rows. */
+/* Elements from one row to the next, for tensors in wider rows. */
 struct gate_strides {
     int64_t columns, gate, up, dh, h, dgate, dup;
 };
 
-/* A row per block. */
+/* Tensors in wider rows: a block per row. */
 template <typename T, int ACT, int N, bool BACKWARD>
 __global__ void __launch_bounds__(THREADS) gate_rows_kernel(gates a, gate_strides s)
 {
@@ -88,6 +93,7 @@ __global__ void __launch_bounds__(THREADS) gate_rows_kernel(gates a, gate_stride
         gate_runs<T, ACT, N, 1, BACKWARD>(a, i);
 }
 
+/* Chooses runs of 16 bytes, or single elements if a pointer or a stride does not allow them. */
 template <typename T, int ACT, bool BACKWARD>
 void launch_rows(const nbl__call *call, const gates &a, const gate_strides &s)
 {
@@ -121,6 +127,7 @@ template <bool BACKWARD> bool find_strides(const nbl__gated *a, gate_strides *s)
     return any;
 }
 
+/* The same for dense tensors. */
 template <typename T, int ACT, bool BACKWARD> void launch(const nbl__call *call, const gates &a)
 {
     const void *all[] = {a.gate, a.up, a.dh, a.h, a.dgate, a.dup};
@@ -132,6 +139,7 @@ template <typename T, int ACT, bool BACKWARD> void launch(const nbl__call *call,
     else gate_kernel<T, ACT, 1, BACKWARD><<<blocks, THREADS, 0, stream_of(call)>>>(a);
 }
 
+/* The operator in one direction. Tensors that the direction does not use stay NULL. */
 template <bool BACKWARD> nbl_status run(const nbl__call *call, const void *arguments)
 {
     const nbl__gated *a = static_cast<const nbl__gated *>(arguments);

@@ -1,19 +1,21 @@
 /* embedding.cu - embedding and embedding_backward. See embedding.h.
  *
- * Forward: a block per id. Eight columns per thread where rows and blocks of codes allow it: a dense
- * weight is read in 16-byte pieces, codes of 4 or 8 bits in one piece under one scale. Else column by
- * column. Bound by memory.
+ * Forward: y[t] = W[ids[t]] · scale. A block per id. A thread takes eight columns if rows and
+ * blocks of codes allow it: 16 bytes of a dense weight, or one word of codes under one scale.
+ * Otherwise column by column. Bytes: the row once, y once. Limit: memory.
  *
- * Backward: a row of dw is the sum of rows of dy in the order of the ids. No floating-point atomics, no
- * sorting:
+ * Backward: a row of dw is the sum of rows of dy in the order of the ids. No floating-point
+ * atomics, no sorting:
  *
- *     sort_ids   for each id, the indices of its first and last occurrence (integer atomic minima: deterministic)
- *     sum_rows   a block per token. The block of an id's first occurrence searches the ids up to the last
- *                one and adds the rows that match, in order, in registers. All other blocks end at once
+ *     sort_ids   for each id, the indices of its first and last occurrence (integer atomic minima:
+ *                deterministic)
+ *     sum_rows   a block per token. The block of an id's first occurrence searches the ids up to
+ *                the last one and adds the rows that match, in order, in registers. All other
+ *                blocks end at once
  *
- * The search reads 4 bytes per id between first and last from the cache. For 8192 tokens with 2000 different
- * ids that is at most 64 MB, which takes less time than clearing dw. Scratch: 8 bytes per row of the
- * vocabulary. */
+ * The search reads 4 bytes per id between first and last from the cache. For 8192 tokens with 2000
+ * different ids that is at most 64 MB, which takes less time than clearing dw. Scratch: 8 bytes per
+ * row of the vocabulary. */
 #include "ops/dequantize/dequantize_value.cuh"
 #include "ops/common/load.cuh"
 
@@ -26,19 +28,22 @@ using namespace nbl_cuda;
 namespace
 {
 
+/* RUN: columns per thread. NEVER: larger than any index of a token; NEVER_BYTE sets it by
+ * cudaMemset. */
 enum { THREADS = 128, RUN = 8, COLUMNS = THREADS * RUN, NEVER = 0x7f7f7f7f, NEVER_BYTE = 0x7f };
 
+/* The argument of forward. A packed weight is a second argument, and `dense` is not read. */
 struct look_up {
     const int32_t *ids;
     void *y;
     const void *dense;
     int dense_dtype;
     int64_t vocabulary, columns;
-    float scale; /* as the dtype holds it */
+    float scale; /* rounded to the compute dtype */
     nbl__cuda_fault *fault;
 };
 
-/* The token's row of the weight. -1: there is none; the fault is reported. */
+/* The token's row of the weight. -1: the id is out of range, which is reported as a fault. */
 __device__ inline int64_t row_of(const int32_t *ids, int64_t token, int64_t vocabulary,
                                  nbl__cuda_fault *fault)
 {
@@ -48,7 +53,8 @@ __device__ inline int64_t row_of(const int32_t *ids, int64_t token, int64_t voca
     return -1;
 }
 
-/* One rounding to the dtype, and one of the product with the scale. */
+/* Stores N values: rounded to T, then the product with the scale rounded again if the scale is not
+ * 1. */
 template <typename T, int N> __device__ void store_scaled(T *to, float (&values)[N], float scale)
 {
     typename pieces<T, N>::piece piece;
@@ -64,6 +70,7 @@ template <typename T, int N> __device__ void store_scaled(T *to, float (&values)
     }
 }
 
+/* A block per token, N columns per thread and step. An invalid id gives zeros. */
 template <typename T, int N> __global__ void __launch_bounds__(THREADS) look_up_dense(look_up a)
 {
     int64_t token = blockIdx.x, row = row_of(a.ids, token, a.vocabulary, a.fault);
@@ -75,7 +82,7 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) look_up_
     }
 }
 
-/* RUN elements from the i-th, a multiple of RUN, of a 4-bit or 8-bit weight. `table` is in shared memory. */
+/* Dequantizes RUN elements from element i on, a multiple of RUN. `table` is in shared memory. */
 __device__ inline void dequantize_run(const packed &p, const float *table, int64_t i, float (&values)[RUN])
 {
     if (p.kind == SCALES_ROWS) {
@@ -96,6 +103,7 @@ __device__ inline void dequantize_run(const packed &p, const float *table, int64
     }
 }
 
+/* The same for packed weights. N is RUN, or 1 for any alignment. */
 template <typename T, int N>
 __global__ void __launch_bounds__(THREADS) look_up_packed(look_up a, const __grid_constant__ packed p)
 {
@@ -113,6 +121,7 @@ __global__ void __launch_bounds__(THREADS) look_up_packed(look_up a, const __gri
     }
 }
 
+/* A value rounded to T. */
 template <typename T> float held_by(float value)
 {
     return value;
@@ -162,7 +171,7 @@ nbl_status run_forward(const nbl__call *call, const void *arguments)
 
 struct collect {
     const int32_t *ids;
-    int *first, *last; /* [vocabulary]: where an id occurs first; NEVER less where it does last */
+    int *first, *last; /* [vocabulary]: first occurrence of an id; NEVER - last occurrence */
     const void *dy;
     float *dw, scale;
     int64_t tokens, vocabulary, columns, padding;
@@ -170,6 +179,7 @@ struct collect {
     bool accumulate;
 };
 
+/* first[id] and last[id], a thread per token. Both are minima, so one memset initialises both. */
 __global__ void __launch_bounds__(THREADS) sort_ids(collect a)
 {
     int64_t token = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
@@ -183,8 +193,8 @@ __global__ void __launch_bounds__(THREADS) sort_ids(collect a)
     atomicMin(&a.last[id], NEVER - static_cast<int>(token));
 }
 
-/* Writes to `found`, in order, the indices from `begin` on that have this id; looks at THREADS of them. Returns
- * their number. */
+/* Searches THREADS tokens from `begin` on for this id. Writes their indices to `found` in order,
+ * and returns their number. All threads call it. */
 __device__ inline int find_rows(const collect &a, int64_t begin, int64_t end, int32_t id, int *found)
 {
     __shared__ int counts[THREADS / 32];
@@ -192,7 +202,7 @@ __device__ inline int find_rows(const collect &a, int64_t begin, int64_t end, in
     unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     bool match = token < end && a.ids[token] == id;
     unsigned matches = __ballot_sync(WARP, match);
-    __syncthreads(); /* what was found before has been used */
+    __syncthreads(); /* all threads have used the last call's results */
     if (lane == 0) counts[warp] = __popc(matches);
     __syncthreads();
     int before = 0, all = 0;
@@ -205,7 +215,8 @@ __device__ inline int find_rows(const collect &a, int64_t begin, int64_t end, in
     return all;
 }
 
-/* blockIdx.x: the token; blockIdx.y: a part of the columns. */
+/* dw[id] (+)= Σ dy[t] · scale over the tokens of this id, in f32 and in the order of the tokens.
+ * blockIdx.x: a token that may be the first of its id; blockIdx.y: a span of the columns. */
 template <typename T, int N> __global__ void __launch_bounds__(THREADS) sum_rows(collect a)
 {
     __shared__ int found[THREADS];

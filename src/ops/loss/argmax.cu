@@ -1,6 +1,12 @@
-/* argmax.cu - argmax and the first non-finite value of each row. A block per row; each thread has EACH loads of 16 bytes in
- * flight. Reads x once, from the second-level cache if it was just written. Limit: the latency of one block, for the one
- * row of generation. */
+/* argmax.cu - argmax and the first non-finite value of each row.
+ *
+ * A block per row; each thread has EACH loads of 16 bytes in flight. Among equal maxima the first
+ * index wins. NaN is never the maximum. A row without a value above -inf has argmax 0.
+ *
+ *     thread → warp (shuffles) → block (shared memory, first warp)
+ *
+ * A dependent launch. Reads x once, from L2 if it was just written. Limit: the latency of one
+ * block, for the one row of generation. */
 #include "ops/common/dependent_launch.cuh"
 #include "ops/common/load.cuh"
 
@@ -15,16 +21,19 @@ namespace
 
 constexpr int THREADS = 1024, EACH = 8;
 
+/* The maximum of some values, its index (INT32_MAX: none), and the first non-finite index. */
 struct found {
     float highest;
     int best, non_finite; /* non_finite: INT32_MAX if all values are finite */
 };
 
+/* Combines two sets of values. The result does not depend on the order of calls. */
 __device__ inline found join(const found &a, const found &b)
 {
     bool other = b.highest > a.highest || (b.highest == a.highest && b.best < a.best);
     return {other ? b.highest : a.highest, other ? b.best : a.best, min(a.non_finite, b.non_finite)};
 }
+/* Adds value x at index `at`. Only NaN and infinities are not 0 after a product with 0. */
 __device__ inline void look_at(found &it, float x, int at)
 {
     if (!(x * 0.0f == 0.0f)) it.non_finite = min(it.non_finite, at);
@@ -38,6 +47,7 @@ __device__ inline found join_warp(found it)
     return it;
 }
 
+/* best[row] and non_finite[row] (-1: none). `wide`: rows are aligned to 16 bytes. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     argmax_kernel(dependent, const void *x, int columns, bool wide, int32_t *best, int32_t *non_finite)

@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(THREADS)
         report_fault(fault, NBL_CUDA_FAULT_LABEL, static_cast<int64_t>(first_bad), labels[first_bad]);
 }
 
+/* loss = share · Σ losses, in f64 and in a fixed order. One block. */
 __global__ void __launch_bounds__(THREADS)
     mean_kernel(const double *losses, int64_t tokens, const double *share, float *loss)
 {
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) *loss = static_cast<float>(sum[0] * *share);
 }
 
-/* Multiplies rows of dx in f32 and rounds them. `to` may be `from`. */
+/* to = from · factor of the token, rounded once; 0 for untrained tokens. `to` may be `from`. */
 struct finish {
     const float *from;
     void *to;
@@ -84,6 +85,8 @@ struct finish {
     const float *factors; /* per row; NULL: dloss · share */
 };
 
+/* A block per row of dx, N elements per thread and step. Limit: memory, 4 bytes read and 2 or 4
+ * written per element. */
 template <typename T, int N> __global__ void __launch_bounds__(SCALE_THREADS) finish_kernel(finish a)
 {
     int64_t token = a.first + blockIdx.x, row = blockIdx.x * a.columns;
@@ -165,6 +168,7 @@ template <typename F> nbl_status for_ranges(const nbl__call *call, const pass *p
     return NBL_OK;
 }
 
+/* logits = x·Wᵀ for `rows` tokens, f32, range after range side by side. */
 nbl_status make_logits(const nbl__call *call, const pass *p, const void *x, int64_t rows)
 {
     return for_ranges(call, p, [=](const void *w, int64_t begin, int64_t count) {
@@ -216,6 +220,8 @@ gradient gradient_of(const pass *p)
     return {reinterpret_cast<uint8_t *>(p->logits), dense ? p->stride : 2 * p->stride};
 }
 
+/* dx = d·W for a chunk: summed over ranges in f32 if there are several, then multiplied by the
+ * factor and rounded (finish_kernel). */
 nbl_status make_dx(const nbl__call *call, const pass *p, int64_t first, int64_t rows)
 {
     const nbl__cross_entropy *a = p->a;
@@ -255,6 +261,7 @@ nbl_status make_dx(const nbl__call *call, const pass *p, int64_t first, int64_t 
     return launched(call);
 }
 
+/* dw (+)= dᵀ·x for a chunk, in f32. f16: d and x are f32. */
 nbl_status make_dw(const nbl__call *call, const pass *p, const void *x, int64_t first, int64_t rows)
 {
     nbl__gemm g = {};
@@ -279,6 +286,8 @@ nbl_status make_dw(const nbl__call *call, const pass *p, const void *x, int64_t 
 
 /* ---- the calls ---- */
 
+/* Sums and gradient of a chunk: one read in a cluster if the row fits (cross_entropy_whole.cuh),
+ * else two (cross_entropy_rows.cuh). */
 template <typename T, bool CAP>
 void launch_rows(const nbl__call *call, const pass *p, const logit_rows &l, unsigned rows)
 {
@@ -340,6 +349,7 @@ nbl_status make_rows(const nbl__call *call, const pass *p, const logit_rows &l, 
     return launched(call);
 }
 
+/* Powers of all tokens, once per call; see near_kernel. */
 void make_powers(const nbl__call *call, const pass *p, const int32_t *labels)
 {
     unsigned blocks = static_cast<unsigned>(ceil_div(p->tokens, NEAR_THREADS / 32));
@@ -350,6 +360,7 @@ void make_powers(const nbl__call *call, const pass *p, const int32_t *labels)
         p->hidden, p->vocabulary, labels, p->tokens, p->powers);
 }
 
+/* Forward (with dx, if it is wanted there) or backward: the loop over chunks of the file's head. */
 nbl_status run(const nbl__call *call, const nbl__cross_entropy *a, bool backward)
 {
     pass p;

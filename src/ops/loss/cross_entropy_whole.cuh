@@ -18,6 +18,7 @@
 namespace nbl_cuda
 {
 
+/* WHOLE_PART: f32 logits per block, 224 KiB of shared memory. WHOLE_COPY: bytes per bulk copy. */
 enum { WHOLE_BLOCKS = 8, WHOLE_THREADS = 256, WHOLE_PART = 224 << 8, MAX_WHOLE = WHOLE_BLOCKS * WHOLE_PART };
 enum { WHOLE_VECTORS = 4, WHOLE_TILE = WHOLE_THREADS * WHOLE_VECTORS * 4, WHOLE_COPY = 16 << 10 };
 
@@ -27,7 +28,7 @@ struct whole_part {
     double sum, total; /* sum: of exponentials relative to the largest; total: of the logits */
 };
 
-/* What every thread needs of the row. */
+/* Of the whole row: lse as lse + rest, and the gradient of the label's logit. */
 struct whole_row {
     float lse, rest, at_label;
 };
@@ -54,6 +55,7 @@ __device__ inline void copy_part(float *to, const float *from, unsigned bytes)
 
 #endif
 
+/* The maximum over the block; every thread gets it. One call per kernel: `parts` is not reused. */
 __device__ inline float block_largest(float x)
 {
     __shared__ float parts[WHOLE_THREADS / 32];
@@ -174,7 +176,15 @@ __host__ __device__ inline int whole_width(int64_t vocabulary)
     return static_cast<int>((vocabulary + 4 * WHOLE_BLOCKS - 1) / (4 * WHOLE_BLOCKS)) * 4;
 }
 
-/* CAP: there is a soft cap. PLAIN: as store_part. */
+/* Losses, and with GRADIENT d, of one token per cluster. CAP: there is a soft cap. PLAIN: as
+ * store_part.
+ *
+ *     part of the row → shared memory (bulk copies, one mbarrier)
+ *     sums of the part → `shared`
+ *     cluster.sync    all have read their logits: d may overwrite them. All sums are visible
+ *     warp 0          reads the sums of 8 blocks, finishes the row → `told`
+ *     cluster.sync    nobody reads `shared` of another block any more; also the barrier for `told`
+ *     gradient of the part */
 template <typename T, bool GRADIENT, bool CAP, bool PLAIN>
 __global__ void __launch_bounds__(WHOLE_THREADS) whole_kernel(logit_rows a)
 {
@@ -218,6 +228,7 @@ __global__ void __launch_bounds__(WHOLE_THREADS) whole_kernel(logit_rows a)
 #endif
 }
 
+/* True if the device has clusters and a row fits in their shared memory. */
 static inline bool can_be_whole(const nbl__call *call, int64_t vocabulary)
 {
     return nbl__call_cuda(call)->major >= 9 && vocabulary <= MAX_WHOLE;

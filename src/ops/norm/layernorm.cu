@@ -1,4 +1,5 @@
-/* layernorm.cu - layernorm and layernorm_backward. norm.cuh has the kernels. */
+/* layernorm.cu - layernorm and layernorm_backward: y = (x - mean) / √(var + eps) · w + b. Kernels,
+ * bytes and limits are in norm.cuh. This file only translates the operator's arguments. */
 #include "ops/norm/norm.cuh"
 
 extern "C" {
@@ -7,6 +8,7 @@ extern "C" {
 
 using namespace nbl_cuda;
 
+/* The inputs of both directions. */
 static norm_call call_of(const nbl__layernorm *a)
 {
     norm_call c = {};
@@ -21,6 +23,7 @@ static norm_call call_of(const nbl__layernorm *a)
     return c;
 }
 
+/* CENTER = true. There is no residual here, and no rounding before the weight. */
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     const nbl__layernorm *a = static_cast<const nbl__layernorm *>(arguments);
@@ -29,6 +32,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     return norm_forward<true>(call, a->dtype, c);
 }
 
+/* x is read again; mean and variance are computed again. Scratch: the blocks' dw and db. */
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__layernorm *a = static_cast<const nbl__layernorm *>(arguments);
@@ -39,6 +43,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
                                static_cast<float *>(a->dbias.data), a->accumulate);
 }
 
+/* The blocks' sums for dw and db, each with up to 64 bytes of alignment. */
 static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 {
     const nbl__layernorm *a = static_cast<const nbl__layernorm *>(arguments);
@@ -47,6 +52,7 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 }
 
 extern "C" {
+/* Every shape and alignment is accepted: norm_slow.cuh takes what norm.cuh cannot. */
 const nbl__impl nbl__layernorm_cuda = {.name = "layernorm_cuda",
                                        .needs = NBL_ISA_SCALAR,
                                        .can = nullptr,

@@ -190,7 +190,11 @@ __device__ inline float mean_of(const norm_call &a, const uint4 (&packs)[NORM_PA
     return sum[0] / static_cast<float>(a.columns);
 }
 
-/* A dependent launch (dependent_launch.cuh). Before the wait it prefetches w into the second-level cache. */
+/* Forward: y, and the sum x + residual. Template parameters choose the operator: CENTER is
+ * layernorm; RESIDUAL adds before the norm. A dependent launch (dependent_launch.cuh): before the
+ * wait it prefetches w into L2.
+ *
+ * Bytes per element: x and y, with RESIDUAL also residual and sum. */
 template <typename T, bool CENTER, bool RESIDUAL>
 __global__ void __launch_bounds__(NORM_THREADS) norm_rows(dependent, norm_call a)
 {
@@ -283,7 +287,9 @@ __device__ inline void store_sums(const norm_call &a, int lane, const float (&su
     }
 }
 
-/* SUMS: computes dw or db. */
+/* Backward: dx, and with SUMS the block's part of dw and db. Rows as in forward; one reduction of 2
+ * or 3 sums per row, after the mean. Bytes per element: x, dy, dx, with a residual also dresidual
+ * (and residual to recompute h). */
 template <typename T, bool CENTER, bool RESIDUAL, bool SUMS>
 __global__ void __launch_bounds__(NORM_THREADS) norm_rows_backward(norm_call a)
 {
@@ -367,6 +373,8 @@ struct norm_plan {
     size_t shared;
 };
 
+/* Chooses the threads of a row: enough that each has at most NORM_PACKS packs. Rows of up to 64
+ * packs share blocks of 128 threads; longer ones have a block each. */
 static inline norm_plan plan_of(const norm_call &a, nbl_dtype dtype)
 {
     int64_t count = dtype == NBL_DTYPE_F32 ? 4 : 8, packs = a.columns / count;
@@ -447,7 +455,7 @@ static inline unsigned launch_backward(const nbl__call *call, nbl_dtype dtype, c
                  return launch_norm(call, (norm_rows_backward<T, CENTER, RESIDUAL, false>), plan, a));
 }
 
-/* dw and db may be NULL. */
+/* dw and db may be NULL. Two launches if one of them is wanted: the rows, then norm_fold. */
 template <bool CENTER>
 static inline nbl_status norm_backward(const nbl__call *call, nbl_dtype dtype, norm_call a, float *dw,
                                        float *db, bool accumulate)

@@ -21,8 +21,11 @@ using namespace nbl_cuda;
 namespace
 {
 
+/* EACH, EACH_BACKWARD: heads per group of threads, all loaded at once. */
 enum { THREADS = 256, EACH = 4, EACH_BACKWARD = 2 };
 
+/* The argument of both kernels: tokens x count heads of `columns` elements, of which 2 · half
+ * rotate. */
 struct heads {
     const void *x, *dy; /* dy: backward */
     void *to;
@@ -40,6 +43,7 @@ template <int N> struct halves {
     float left[N], right[N];
 };
 
+/* Converts the loaded 16 bytes of both halves to f32. */
 template <typename T, int N>
 __device__ inline void open_halves(const uint4 &left, const uint4 &right, halves<N> &to)
 {
@@ -47,6 +51,7 @@ __device__ inline void open_halves(const uint4 &left, const uint4 &right, halves
     unpack<T>(right, to.right);
 }
 
+/* Rotates pairs by the angle, or with sign -1 back. */
 template <int N>
 __device__ inline void turn(halves<N> &h, const float (&c)[N], const float (&s)[N], float sign)
 {
@@ -71,6 +76,8 @@ template <int N> __device__ inline float dot(const halves<N> &a, const halves<N>
     return sum;
 }
 
+/* h = h · scale · w, with a rounding to T before w if the model does that. w includes the
+ * offset. */
 template <typename T, int N>
 __device__ inline void normalise(const heads &a, halves<N> &h, const halves<N> &w, float scale)
 {
@@ -87,6 +94,13 @@ __device__ inline void normalise(const heads &a, halves<N> &h, const halves<N> &
     }
 }
 
+/* Forward: y = rotate(norm(x)). Backward, with g = rotate⁻¹(dy)·w and s = 1 / rms(x):
+ *
+ *     dx = s·g - x·s³·mean(g·x)
+ *
+ * `lanes` threads (a power of two up to 32) have a group of COUNT heads of one token. Needs rotary
+ * = head dimension, and all tensors aligned to 16 bytes. There is no gradient of w here: the
+ * operator is used with frozen weights. */
 template <typename T, bool BACKWARD> __global__ void __launch_bounds__(THREADS) head_kernel(heads a)
 {
     constexpr int N = pack<T>::COUNT, COUNT = BACKWARD ? int{EACH_BACKWARD} : int{EACH};
@@ -146,7 +160,7 @@ template <typename T, bool BACKWARD> __global__ void __launch_bounds__(THREADS) 
 
 /* ---- any shape: a warp per head ---- */
 
-/* Element k of the norm's result. BACKWARD: element k of dy rotated back, times w. */
+/* The value that is rotated: element k of the norm's result. BACKWARD: element k of dy. */
 template <typename T, bool BACKWARD>
 __device__ inline float before_rotation(const heads &a, int64_t row, int k, float scale)
 {
@@ -156,6 +170,8 @@ __device__ inline float before_rotation(const heads &a, int64_t row, int k, floa
     return n * (load_one(a.w, a.w_dtype, k) + a.offset);
 }
 
+/* Element k after the rotation; BACKWARD: element k of dy, rotated back, times w. Columns past 2 ·
+ * half stay. */
 template <typename T, bool BACKWARD>
 __device__ inline float rotated(const heads &a, int64_t row, int k, float scale)
 {
@@ -170,6 +186,8 @@ __device__ inline float rotated(const heads &a, int64_t row, int k, float scale)
     return (left ? value * c - other * s : value * c + other * s) * weight;
 }
 
+/* The same formulas, a warp per head, lanes at every 32nd column. Reads elements again instead of
+ * keeping them. */
 template <typename T, bool BACKWARD> __global__ void __launch_bounds__(THREADS) slow_kernel(heads a)
 {
     int64_t row = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) / 32;

@@ -9,7 +9,7 @@ namespace nbl_cuda
 {
 
 enum {
-    NORM_PACKS = 2,
+    NORM_PACKS = 2, /* packs of 16 bytes per thread and tensor */
     NORM_THREADS = 512,
     NORM_SHORT_THREADS = 128, /* if several rows share a block */
     NORM_SLOW_THREADS = 256,
@@ -33,6 +33,7 @@ struct norm_call {
 
 /* ---- any row: a block per row, element by element ---- */
 
+/* Element i of h = x + residual, rounded to T. */
 template <typename T> __device__ inline float sum_at(const norm_call &a, int64_t i)
 {
     float h = to_f32(static_cast<const T *>(a.x)[i]);
@@ -47,6 +48,7 @@ __device__ inline float weight_at(const void *w, int dtype, int64_t k)
     return value[0];
 }
 
+/* Mean of a row of h over the block; 0 without CENTER. */
 template <typename T, bool CENTER> __device__ inline float slow_mean(const norm_call &a, const T *h)
 {
     float sum[1] = {0};
@@ -55,6 +57,8 @@ template <typename T, bool CENTER> __device__ inline float slow_mean(const norm_
     return sum[0] / static_cast<float>(a.columns);
 }
 
+/* Forward, a block per row at a time. It reads the row up to four times, from the cache: sum, mean,
+ * squares, y. */
 template <typename T, bool CENTER> __global__ void norm_rows_slow(norm_call a)
 {
     for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
@@ -79,8 +83,9 @@ template <typename T, bool CENTER> __global__ void norm_rows_slow(norm_call a)
     }
 }
 
-/* layernorm has no residual: x is read directly. The block's sums are kept in scratch. A thread always has the same
- * columns. */
+/* Backward, a block per row at a time. Sums for dw and db stay in the block's row of scratch. A
+ * thread always has the same columns, so it adds there without a barrier. layernorm has no
+ * residual, so its mean is that of x. */
 template <typename T, bool CENTER> __global__ void norm_rows_backward_slow(norm_call a)
 {
     const T *dy = static_cast<const T *>(a.dy), *further = static_cast<const T *>(a.dresidual);
@@ -119,7 +124,8 @@ template <typename T, bool CENTER> __global__ void norm_rows_backward_slow(norm_
 
 enum { FOLD_COLUMNS = 32, FOLD_LANES = 32 };
 
-/* to[k] (+)= Σ over blocks of partial[block, k]. blockIdx.y: dw or db. */
+/* to[k] (+)= Σ over blocks of partial[block, k]. blockIdx.y: dw or db. A block has 32 columns; 32
+ * lanes per column add every 32nd partial row, then one adds the lanes in their order. */
 static __global__ void __launch_bounds__(FOLD_COLUMNS *FOLD_LANES)
     norm_fold(const float *partial_w, const float *partial_b, float *dw, float *db, int64_t blocks,
               int64_t columns, bool accumulate)

@@ -1,4 +1,6 @@
-/* rmsnorm.cu - rmsnorm and rmsnorm_backward. See norm.cuh, where the kernels are. */
+/* rmsnorm.cu - rmsnorm and rmsnorm_backward: y = x / √(mean(x²) + eps) · (w + offset), with an
+ * optional residual before it. Kernels, bytes and limits are in norm.cuh. This file only translates
+ * the operator's arguments. */
 #include "ops/norm/norm.cuh"
 
 extern "C" {
@@ -7,6 +9,7 @@ extern "C" {
 
 using namespace nbl_cuda;
 
+/* The inputs of both directions. */
 static norm_call call_of(const nbl__rmsnorm *a)
 {
     norm_call c = {};
@@ -22,6 +25,7 @@ static norm_call call_of(const nbl__rmsnorm *a)
     return c;
 }
 
+/* With a residual the kernel also stores h = x + residual, rounded to the dtype. */
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     const nbl__rmsnorm *a = static_cast<const nbl__rmsnorm *>(arguments);
@@ -31,6 +35,8 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     return norm_forward<false>(call, a->dtype, c);
 }
 
+/* h is residual_out if the caller kept it, else x + residual is computed again. Scratch: the
+ * blocks' dw. */
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     nbl__rmsnorm a = nbl__rmsnorm_from_sum(static_cast<const nbl__rmsnorm *>(arguments));
@@ -41,6 +47,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     return norm_backward<false>(call, a.dtype, c, static_cast<float *>(a.dw.data), nullptr, a.accumulate);
 }
 
+/* The blocks' sums for dw, each with up to 64 bytes of alignment. */
 static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 {
     const nbl__rmsnorm *a = static_cast<const nbl__rmsnorm *>(arguments);

@@ -20,13 +20,17 @@ using namespace nbl_cuda;
 namespace
 {
 
+/* SPAN_32, SPAN_8: elements per block. SMALL, MANY: tensors per launch. SMALL lists fit in 4 KB of
+ * parameters. */
 enum { THREADS = 256, SPAN_32 = 4096, SPAN_8 = 8192, SMALL = 56, MANY = 500 };
 
+/* The same for all tensors of a call. rest = 1 - beta. */
 struct constants {
     float grad_scale, beta1, rest1, beta2, rest2, eps, root_scale, step_size, shrink_before, shrink_after;
     const float *factor; /* of the gradients, too; or NULL */
 };
 
+/* A tensor; `first` is its first block in the launch. */
 struct entry {
     void *p;
     const void *g;
@@ -41,6 +45,11 @@ struct entry {
 using small = tensor_list<entry, SMALL, constants>;
 using many = tensor_list<entry, MANY, constants>;
 
+/* One element:
+ *
+ *     m = beta1·m + (1 - beta1)·g,   v = beta2·v + (1 - beta2)·g²
+ *     p -= step_size · m / (√v · root_scale + eps) + p · shrink_before
+ *     p -= p · shrink_after */
 __device__ inline void step(const constants &c, float scale, float &p, float g, float &m, float &v)
 {
     g *= scale;
@@ -58,7 +67,8 @@ __device__ inline float scale_of(const constants &c)
     return c.factor ? c.grad_scale * *c.factor : c.grad_scale;
 }
 
-/* COUNT runs of N elements, `apart` from each other. */
+/* Steps COUNT runs of N elements, `apart` from each other. All loads are issued before the first
+ * store. */
 template <int N, int COUNT>
 __device__ void step_runs(const constants &c, float scale, const entry &e, int64_t first, int64_t apart)
 {
@@ -82,6 +92,8 @@ __device__ void step_runs(const constants &c, float scale, const entry &e, int64
     }
 }
 
+/* f32 moments. A block has a span of SPAN_32 elements of one tensor: four elements per access, two
+ * runs per thread in flight. Tensors that are not aligned go element by element. */
 template <typename LIST> __global__ void __launch_bounds__(THREADS) step_32(const __grid_constant__ LIST list)
 {
     constexpr int N = 4, APART = THREADS * N;
@@ -111,13 +123,15 @@ struct coder {
     float map[256], tree[256], middles[256]; /* middles: in order; the last is NaN, equal to nothing */
 };
 
+/* Fills a coder from a map in device memory. THREADS is 256: a thread per entry. The caller
+ * synchronises after it. */
 __device__ inline void fill_coder(coder &c, const float *map)
 {
     unsigned k = threadIdx.x; /* of 256 */
     float middle = k < 255 ? (map[k] + map[k + 1]) * 0.5f : __int_as_float(0x7fc00000);
     c.map[k] = map[k];
     c.middles[k] = middle;
-    __syncthreads();
+    __syncthreads(); /* middles are complete */
     if (k == 0) return;
     unsigned level = 31 - __clz(k), width = 256u >> level;
     c.tree[k] = c.middles[(k - (1u << level)) * width + width / 2 - 1];
@@ -133,7 +147,8 @@ __device__ inline unsigned code_of(const coder &c, float y)
     return y == c.middles[code] ? code + (code & 1) : code;
 }
 
-/* The codes of a block's moments and its scale, in each lane. */
+/* Quantizes a block of moments: codes of values / absmax. Returns absmax, the block's scale, in
+ * each lane. If absmax is below FLT_MIN, all codes and the scale are 0. */
 template <int COUNT>
 __device__ float encode(const coder &c, bool is_signed, const float (&values)[COUNT],
                         unsigned (&codes)[COUNT])
@@ -153,7 +168,11 @@ __device__ float encode(const coder &c, bool is_signed, const float (&values)[CO
     return none ? 0 : absmax;
 }
 
-/* A warp steps a block of a tensor: 8 elements per lane, in runs of N. WHOLE: the block has all 256. */
+/* Steps a quantization block of 256 elements by a warp: 8 elements per lane, in runs of N. WHOLE:
+ * the block has all 256.
+ *
+ *     codes, p, g → registers; m, v = map[code] · scale; step; p → memory
+ *     for m, then v: absmax over the warp; new codes → memory */
 template <int N, bool WHOLE>
 __device__ void step_block(const constants &c, float scale, const entry &e, const coder *coders,
                            int64_t block)
@@ -189,7 +208,7 @@ __device__ void step_block(const constants &c, float scale, const entry &e, cons
             mm = coders[0].map[coded_m[r].at[j]] * m_scale;
             vv = coders[1].map[coded_v[r].at[j]] * v_scale;
             step(c, scale, p[r][j], g[r][j], mm, vv);
-            if (!inside || !(fabsf(g[r][j]) < INFINITY)) { /* keeps p, loses its moments */
+            if (!inside || !(fabsf(g[r][j]) < INFINITY)) { /* p stays, its moments become 0 */
                 p[r][j] = old;
                 mm = vv = 0;
             }
@@ -211,6 +230,8 @@ __device__ void step_block(const constants &c, float scale, const entry &e, cons
     }
 }
 
+/* 8-bit moments. A block has a span of SPAN_8 elements, a warp every eighth quantization block of
+ * it. Coders take 6 KiB of shared memory. */
 template <typename LIST>
 __global__ void __launch_bounds__(THREADS, 3) step_8(const __grid_constant__ LIST list)
 {
@@ -231,7 +252,7 @@ __global__ void __launch_bounds__(THREADS, 3) step_8(const __grid_constant__ LIS
     }
 }
 
-/* ---- on the host ---- */
+/* ---- host ---- */
 
 constants constants_of(const nbl__adamw *a)
 {

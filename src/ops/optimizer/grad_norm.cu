@@ -17,13 +17,16 @@ using namespace nbl_cuda;
 namespace
 {
 
+/* N: elements per load. SPAN: elements per block. SMALL, MANY: tensors per launch. */
 enum { THREADS = 256, N = 8, SPAN = 8192, FINISH_THREADS = 1024, SMALL = 96, MANY = 780 };
 
+/* The sum of squares of a span, and the index of its tensor. */
 struct part {
     double squares;
     int64_t tensor;
 };
 
+/* A gradient; `first` is its first block in the launch. `aligned`: to 16 bytes. */
 struct entry {
     void *g;
     int64_t n;
@@ -52,6 +55,7 @@ __device__ inline span span_of(const entry &e)
     return {begin, e.aligned ? begin + (end - begin) / N * N : begin, end};
 }
 
+/* sum + Σ g² of COUNT elements, in f64. */
 template <typename T, int COUNT> __device__ double add_squares(const T *g, double sum)
 {
     float values[COUNT];
@@ -62,6 +66,7 @@ template <typename T, int COUNT> __device__ double add_squares(const T *g, doubl
     return sum;
 }
 
+/* This thread's part of the squares of a span: runs of N, four in flight, then single elements. */
 template <typename T> __device__ double squares_of(const T *g, const span &s)
 {
     double sum = 0;
@@ -72,6 +77,7 @@ template <typename T> __device__ double squares_of(const T *g, const span &s)
     return sum;
 }
 
+/* parts[block] = Σ g² of the block's span, added in a fixed order. */
 template <typename LIST>
 __global__ void __launch_bounds__(THREADS) squares_kernel(const __grid_constant__ LIST list)
 {
@@ -82,6 +88,9 @@ __global__ void __launch_bounds__(THREADS) squares_kernel(const __grid_constant_
     if (threadIdx.x == 0) list.common.parts[blockIdx.x] = {sum[0], e.tensor};
 }
 
+/* norm = √Σ, factor = min(1, max_norm / (norm + 1e-6)), non_finite = the first tensor with NaN or
+ * infinity (-1: none). `blame`: with such a tensor the factor is NaN, so adamw changes nothing. One
+ * block; sums in a fixed order. */
 __global__ void __launch_bounds__(FINISH_THREADS)
     finish_kernel(const part *parts, int64_t count, double max_norm, float *norm, int64_t *non_finite,
                   float *factor, bool blame)
@@ -122,6 +131,7 @@ template <typename T, int COUNT, int RUNS> __device__ void scale_runs(T *g, floa
     }
 }
 
+/* Multiplies a span by the factor in place. */
 template <typename T> __device__ void scale_span(T *g, const span &s, float factor)
 {
     int64_t i = s.begin + threadIdx.x * N;
@@ -130,6 +140,7 @@ template <typename T> __device__ void scale_span(T *g, const span &s, float fact
     for (i = s.whole + threadIdx.x; i < s.end; i += THREADS) scale_runs<T, 1, 1>(g + i, factor);
 }
 
+/* Clips all gradients of a list. A factor of 1 costs a launch and no traffic. */
 template <typename LIST>
 __global__ void __launch_bounds__(THREADS) clip_kernel(const __grid_constant__ LIST list)
 {
@@ -139,7 +150,7 @@ __global__ void __launch_bounds__(THREADS) clip_kernel(const __grid_constant__ L
     NBL_BY_DTYPE(e.dtype, T, scale_span(static_cast<T *>(e.g), span_of(e), factor));
 }
 
-/* ---- on the host ---- */
+/* ---- host ---- */
 
 struct work {
     part *parts;
@@ -147,6 +158,7 @@ struct work {
     int64_t spans;
 };
 
+/* Scratch: the factor, then the parts of all spans. With base NULL it only returns the size. */
 size_t layout(const nbl__grad_norm *a, uint8_t *base, work *w)
 {
     nbl__cut cut = {base, 0};
@@ -171,6 +183,7 @@ entry entry_at(const nbl__grad_norm *a, int64_t i)
     return {g->data, nbl__tensor_elements(g), 0, static_cast<int>(i), g->dtype, is_aligned(g->data, 16)};
 }
 
+/* The three steps. With a->factor the clipping is left to adamw. */
 template <typename LIST> nbl_status run_lists(const nbl__call *call, const nbl__grad_norm *a)
 {
     work w;

@@ -1,10 +1,12 @@
 /* rope.cu - rope_table, rope and rope_backward. See rope.h.
  *
- * rope_table  a thread makes one cosine and one sine, in f64 from the exact product: a step has few of them.
- * rope        a block turns the heads of one token. Its cosines and sines are copied from the table, or made
- *             as above, into shared memory once; a thread then turns 16 bytes of both halves of a head.
- *             Bound by memory: x once, y once, and 8·rotary/2 bytes per token for the table. y may lie on
- *             x. */
+ *     rope_table   a thread computes one cosine and one sine in f64: tokens · rotary / 2 threads
+ *     rope         a block rotates all heads of one token. It puts the token's cosines and sines
+ *                  into shared memory, from the table or computed. Then a thread rotates 16 bytes
+ *                  of both halves of a head
+ *
+ * Bytes of rope: x once, y once, and 4 · rotary per token for the table. Limit: memory. y may be x.
+ * Backward is the same with negative sines. */
 #include "ops/common/load.cuh"
 
 extern "C" {
@@ -16,9 +18,10 @@ using namespace nbl_cuda;
 namespace
 {
 
+/* MAX_FREQUENCIES: the parameters of a kernel hold them. MAX_HALF: 32 KiB of shared memory. */
 enum { MAX_FREQUENCIES = 512, MAX_HALF = 4096, THREADS = 256 };
 
-/* By value in the parameters of a kernel. */
+/* The frequencies of `half` pairs; passed by value in the parameters of a kernel. */
 struct frequencies {
     int half;
     float scaling, at[MAX_FREQUENCIES];
@@ -32,6 +35,8 @@ frequencies frequencies_of(const nbl__rope *rope, int64_t half)
     return f;
 }
 
+/* cos and sin of position · frequency, times the scaling. The f64 product is exact up to position
+ * 2^29. */
 __device__ inline void rotate_of(const frequencies &f, int position, int i, float *cosine, float *sine)
 {
     double s, c, angle = static_cast<double>(position) * static_cast<double>(f.at[i]);
@@ -40,6 +45,8 @@ __device__ inline void rotate_of(const frequencies &f, int position, int i, floa
     *sine = static_cast<float>(s * static_cast<double>(f.scaling));
 }
 
+/* cosines[t, i] and sines[t, i] of all tokens, [tokens, half]: one pair per thread. Limit: sincos
+ * in f64. */
 __global__ void __launch_bounds__(THREADS)
     table_kernel(const __grid_constant__ frequencies f, const int32_t *positions, int64_t count,
                  float *cosines, float *sines)
@@ -72,20 +79,22 @@ const char *can_table(const nbl_context *ctx, const void *arguments)
 
 /* ---- rope ---- */
 
+/* One rotation: heads x columns per token, of which the first 2 · half columns rotate. */
 struct turn {
     const void *from;
     void *to;
-    const float *cosines, *sines; /* [tokens, half]; NULL: from positions */
+    const float *cosines, *sines; /* [tokens, half]; NULL: computed from positions */
     const int32_t *positions;
     int heads, columns, half;
-    float sign; /* -1: back */
+    float sign; /* of the sines: 1 in forward, -1 in backward */
 };
 
-/* The same where tokens lie in wider rows: elements from one token to the next. */
+/* The same for tokens in wider rows. Strides are elements from one token to the next. */
 struct turn_rows : turn {
     int64_t from_stride, to_stride;
 };
 
+/* Fills cosines and sines of this block's token in shared memory. Ends with __syncthreads. */
 __device__ inline void fill_angles(const turn &a, const frequencies *f, float *cosines, float *sines)
 {
     int64_t token = blockIdx.x;
@@ -100,7 +109,9 @@ __device__ inline void fill_angles(const turn &a, const frequencies *f, float *c
     __syncthreads();
 }
 
-/* N elements at a time: as many as fit 16 bytes, or 1. */
+/* Rotates the heads of a token. Items of N elements (16 bytes, or 1 element) go round robin to the
+ * threads: `lanes` items per head rotate both halves, `extra` items copy the columns past them. A
+ * thread loads both halves before it stores, so y may be x. */
 template <typename T, int N>
 __device__ void rotate_heads(const turn &a, int64_t from_at, int64_t to_at, const float *cosines,
                              const float *sines)
@@ -113,7 +124,7 @@ __device__ void rotate_heads(const turn &a, int64_t from_at, int64_t to_at, cons
         const T *x = from + static_cast<int64_t>(head) * a.columns;
         T *y = to + static_cast<int64_t>(head) * a.columns;
         float left[N], right[N], c[N], s[N];
-        if (i >= lanes) { /* past the dimensions that turn */
+        if (i >= lanes) { /* past the columns that rotate */
             load_run<T, N>(x + a.half + i * N, left);
             store_run<T, N>(y + a.half + i * N, left);
             continue;
@@ -147,6 +158,8 @@ __device__ void rotate_row(const turn_rows &a, const float *cosines, const float
     rotate_heads<T, N>(a, token * a.from_stride, token * a.to_stride, cosines, sines);
 }
 
+/* The four kernels: angles from the table or from positions, dense tokens or wider rows. A block
+ * per token, up to 256 threads. Shared memory: half cosines, then half sines. */
 template <typename T, int N> __global__ void __launch_bounds__(THREADS) rotate_by_table(turn a)
 {
     extern __shared__ __align__(16) float turns[];
@@ -178,7 +191,7 @@ __global__ void __launch_bounds__(THREADS)
     rotate_row<T, N>(a, turns, turns + a.half);
 }
 
-/* strided: from or to lies in wider rows. */
+/* strided: the rows of `from` or `to` are wider than a token. */
 template <typename T, int N>
 void launch(const nbl__call *call, const turn_rows &rows, bool strided, const nbl__rope *rope,
             unsigned tokens)
@@ -199,6 +212,7 @@ void launch(const nbl__call *call, const turn_rows &rows, bool strided, const nb
             a, frequencies_of(rope, a.half));
 }
 
+/* Forward and backward of the operator. `fast`: all runs of 16 bytes are whole and aligned. */
 nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_tensor *from,
                   const nbl_tensor *to, float sign)
 {
@@ -227,6 +241,7 @@ nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_ten
     return launched(call);
 }
 
+/* The limits of `frequencies` and of shared memory, and 32-bit indices within a token. */
 const char *can_rotate(const nbl_context *ctx, const void *arguments)
 {
     (void)ctx;

@@ -1,18 +1,22 @@
-/* attention.cu - attention on the device for every dtype and head size, in the simplest way: a warp per row.
+/* attention.cu - attention for every dtype and head size with one warp per row, and the parts of
+ * backward that all implementations share: delta and lse by head before it, the sinks' gradient
+ * after.
  *
- *     forward, dq   the row is a query of one head; its warp walks over the keys that it sees
- *     dk, dv        the row is a key of one key head; its warp walks over the queries that see it
+ *     forward, dQ   the row is a query of one head; its warp walks over the keys that it sees
+ *     dK, dV        the row is a key of one key head; its warp walks over the queries that see it
  *
- * A lane has the columns lane, lane + 32, … of the row, 256 at a time: wider heads take several walks. Sums
- * are f32, in the order of the walk. Limit: the instructions; the tensor cores' kernels (attention_mma.cu)
- * come first where they can.
+ * A lane has columns lane, lane + 32, … of the row, 256 columns at a time. Wider heads take several
+ * walks, and each computes all scores again. Sums are f32, in the order of the walk.
  *
- * Also here: what backward begins with (delta and lse by head) and the gradient of the sinks. */
+ * Limit: instructions, mainly the 5 shuffles per product. Every warp reads its keys and values
+ * again, from the caches. The tensor core kernels (attention_mma.cu, attention_sm90.cu) come first
+ * where they can run. */
 #include "ops/attention/cuda/attention.cuh"
 
 namespace nbl_cuda
 {
 
+/* The problem of a call. p.wide and p.paired need the alignment of every tensor that is present. */
 attention_problem attention_problem_of(const nbl__call *call, const nbl__attention *a)
 {
     attention_problem p = {};
@@ -62,10 +66,15 @@ using namespace nbl_cuda;
 namespace
 {
 
+/* COLUMNS: of a lane in one walk; PART: of a warp. AT_ONCE: keys per step of forward, for more
+ * loads in flight. */
 enum { THREADS = 128, WARPS = THREADS / 32, COLUMNS = 8, PART = 32 * COLUMNS, AT_ONCE = 4 };
 
 /* ---- before and after backward ---- */
 
+/* delta[h, t] = Σ_d out · dout and lse2[h, t] = lse[t, h] · log2(e), from [T, Hq, ..] to [Hq, T]. A
+ * warp per row, 4 elements per lane and load (8 or 16 bytes with p.wide). Reads out and dout once;
+ * limit: memory. */
 template <typename T>
 __global__ void make_rows(attention_problem p, const T *out, const T *dout, const float *lse, float *lse2,
                           float *delta)
@@ -98,7 +107,8 @@ __global__ void make_rows(attention_problem p, const T *out, const T *dout, cons
     lse2[at] = lse[row] * LOG2_E;
 }
 
-/* dsinks[h] = -Σ_t exp(sink - lse) · Σ P · dP. A block per head. */
+/* dsinks[h] (+)= -Σ_t exp(sink - lse) · Σ P · dP. A block per head. Each thread sums tokens 1024
+ * apart; the warps are added in their order, so the result does not depend on timing. */
 __global__ void add_sinks(attention_problem p, const float *lse2, const float *sums, float *dsinks,
                           bool accumulate)
 {
@@ -119,6 +129,8 @@ __global__ void add_sinks(attention_problem p, const float *lse2, const float *s
 
 /* ---- a row, spread over a warp ---- */
 
+/* A row in the registers of a warp: COLUMNS values per lane. Columns from PART on are read from
+ * memory at each use. */
 template <typename T> struct lanes {
     const T *row;
     float at[COLUMNS]; /* the first 256 columns */
@@ -128,7 +140,7 @@ template <typename T> struct lanes {
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) at[c] = lane + 32 * c < size ? to_f32(from[lane + 32 * c]) : 0;
     }
-    /* This lane's part of the product with another row. */
+    /* This lane's part of the product with another row; warp_sum of the parts is the product. */
     __device__ float part(const T *other, int size) const
     {
         int lane = threadIdx.x % 32;
@@ -141,6 +153,7 @@ template <typename T> struct lanes {
     }
 };
 
+/* sums += factor · row, and row = sums · factor: columns from … from + 255 of a row of `size`. */
 template <typename T>
 __device__ inline void add_row(float *sums, float factor, const T *row, int from, int size)
 {
@@ -159,7 +172,7 @@ __device__ inline void store_row(T *row, const float *sums, float factor, int fr
         if (from + lane + 32 * c < size) row[from + lane + 32 * c] = from_f32<T>(sums[c] * factor);
 }
 
-/* A logit in units of log 2, and the slope of its cap. */
+/* The logit of a product q·k, in units of log 2. `slope`: 1 - tanh² with a cap, else 1. */
 __device__ inline float logit(const attention_problem &p, float product, float *slope)
 {
     float x = product * p.factor;
@@ -170,7 +183,7 @@ __device__ inline float logit(const attention_problem &p, float product, float *
     return p.cap * t;
 }
 
-/* The row of this warp, as slot and head; false: none. */
+/* The row of this warp: a tile of one row, and its head. False: no row. */
 __device__ inline bool find_row(const attention_problem &p, int heads, attention_tile *tile, int *head)
 {
     int64_t item = blockIdx.x * int64_t{WARPS} + threadIdx.x / 32;
@@ -181,6 +194,8 @@ __device__ inline bool find_row(const attention_problem &p, int heads, attention
 
 /* ---- forward ---- */
 
+/* out and lse of one query and head per warp: online softmax over AT_ONCE keys per step. Warps do
+ * not cooperate. The keys of the last step that do not exist have no weight. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS) forward_rows(attention_problem p, attention_data data)
 {
@@ -194,6 +209,7 @@ __global__ void __launch_bounds__(THREADS) forward_rows(attention_problem p, att
     const T *k = static_cast<const T *>(data.k) + keys, *v = static_cast<const T *>(data.v) + keys;
     lanes<T> q(static_cast<const T *>(data.q) + row * p.size, p.size);
     float sink = sink_of(p, head);
+    /* Heads of up to 256 take one walk. */
     for (int from = 0; from < p.size; from += PART) {
         float sums[COLUMNS] = {}, top = sink, total = p.sinks ? 1 : 0;
         for (int j = first; j < end; j += AT_ONCE) {
@@ -226,6 +242,7 @@ __global__ void __launch_bounds__(THREADS) forward_rows(attention_problem p, att
 
 /* ---- backward ---- */
 
+/* dQ of one query and head per warp, and Σ P · dP for the gradient of the sinks. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_queries(attention_problem p, attention_data data)
 {
@@ -254,6 +271,8 @@ __global__ void __launch_bounds__(THREADS) backward_queries(attention_problem p,
     }
 }
 
+/* dK and dV of one key and key head per warp: over all query heads of the group, and for each over
+ * the queries that see the key. Each sum stays in one warp, in a fixed order. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_keys(attention_problem p, attention_data data)
 {
@@ -292,7 +311,7 @@ unsigned blocks_for(int64_t warps)
     return static_cast<unsigned>(warps > 0 ? (warps + WARPS - 1) / WARPS : 1);
 }
 
-/* More than a grid holds, or than positions in 32 bits. */
+/* Refuses more rows than a grid holds, or than 32-bit positions can count. */
 template <bool BACKWARD> const char *can_run(const nbl_context *ctx, const void *arguments)
 {
     (void)ctx;
@@ -306,6 +325,7 @@ template <bool BACKWARD> const char *can_run(const nbl_context *ctx, const void 
     return NULL;
 }
 
+/* The grid has a warp per slot of find_tile<1> and head. */
 nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
@@ -340,6 +360,7 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
 namespace nbl_cuda
 {
 
+/* Scratch: lse2 | delta | sums, f32 [Hq, T] each. With base NULL it only returns the size. */
 static size_t cut_rows(const nbl__attention *a, uint8_t *base, attention_rows *rows)
 {
     nbl__cut cut = {base, 0};
@@ -347,7 +368,7 @@ static size_t cut_rows(const nbl__attention *a, uint8_t *base, attention_rows *r
     rows->lse2 = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
     rows->delta = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
     rows->sums = static_cast<float *>(
-        nbl__cut_bytes(&cut, bytes)); /* whether it is wanted shows when it runs */
+        nbl__cut_bytes(&cut, bytes)); /* always counted: dsinks may be given only at the run */
     if (!nbl__given(&a->dsinks)) rows->sums = NULL;
     return cut.used;
 }

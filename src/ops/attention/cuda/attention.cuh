@@ -1,11 +1,13 @@
-/* attention.cuh - what the kernels of attention share: the problem as they get it, who sees whom, and the
- * places of tiles in a pack of sequences. Internal to the CUDA kernels.
+/* attention.cuh - shared by all attention kernels: the problem, which positions see each other, and
+ * the tiles of a pack of sequences. Internal to the CUDA kernels.
  *
- * The host knows neither how many sequences there are nor where they start. Tiles of `TILE` rows are
- * counted from the start of their sequence, so that the bits of a sequence's results do not depend on what
- * is packed beside it, and sequence s owns the slots from at[s] / TILE + s: never fewer than it has tiles,
- * so T / TILE + S slots are enough and a slot finds its sequence by a search. A slot past the end of its
- * sequence has nothing to do.
+ * The host knows neither how many sequences there are nor where they start. Tiles of TILE rows are
+ * counted from the start of their sequence, so the bits of a sequence's results do not depend on
+ * the sequences packed beside it. The slots of sequence s start at at[s] / TILE + s, which leaves
+ * it at least as many slots as it has tiles. So T / TILE + S slots are enough for a launch, and a
+ * slot finds its sequence by a search. A slot past the end of its sequence has no work.
+ *
+ *     at = 0, 70, 90; TILE = 64    slot 0, 1: sequence 0    slot 2: sequence 1 (70 / 64 + 1)
  *
  * Logits are kept in units of log 2: the softmax is 2^x. */
 #ifndef NBL_CUDA_ATTENTION_CUH
@@ -29,7 +31,7 @@ struct attention_problem {
     int window; /* 0: none */
     bool causal;
     bool wide;    /* every row of a head starts at a multiple of 16 bytes */
-    bool paired;  /* ... of 4 bytes */
+    bool paired;  /* every row of a head starts at a multiple of 4 bytes */
     float factor; /* of q·k: scale · log2(e); with a cap: scale / cap */
     float cap;    /* cap · log2(e); 0: none */
     float scale;
@@ -38,7 +40,7 @@ struct attention_problem {
     nbl__cuda_fault *fault;
 };
 
-/* The tensors of a pass; those of backward are NULL in forward. */
+/* The tensors of a call. Those of backward are NULL in forward. */
 struct attention_data {
     const void *q, *k, *v;
     void *out;
@@ -46,28 +48,30 @@ struct attention_data {
     const void *dout;
     void *dq, *dk, *dv;  /* each may be NULL */
     float *lse2, *delta; /* [Hq, T]: lse in units of log 2, Σ dout · out */
-    float *sums;         /* [Hq, T]: Σ P · dP, which is delta before `out` was rounded; NULL: not wanted */
+    /* [Hq, T]: Σ P · dP, equal to delta but for the rounding of `out`; NULL: not wanted. */
+    float *sums;
 };
 
 attention_problem attention_problem_of(const nbl__call *call, const nbl__attention *a);
 attention_data attention_data_of(const nbl__attention *a);
 
-/* The part of backward that every implementation begins and ends with; see attention.cu. */
+/* The part of backward that all implementations share; see attention.cu. */
 struct attention_rows {
     float *lse2, *delta, *sums; /* as in attention_data */
 };
 size_t attention_backward_scratch(const nbl_context *ctx, const void *arguments);
-/* In the call's scratch, to be filled; `data` points to them afterwards. */
+/* Places the rows in the call's scratch, unwritten, and sets the pointers of `data`. */
 attention_rows attention_rows_of(const nbl__call *call, const nbl__attention *a, attention_data *data);
-/* The same, filled: all but the sums. */
+/* The same, and launches the kernel that writes lse2 and delta. */
 attention_rows attention_rows_make(const nbl__call *call, const nbl__attention *a, const attention_problem &p,
                                    attention_data *data);
 void attention_sinks_add(
     const nbl__call *call, const nbl__attention *a, const attention_problem &p,
-    const attention_rows &rows); /* after rows.sums is made; does nothing where it is NULL */
+    const attention_rows &rows); /* after rows.sums is written; does nothing if it is NULL */
 
 #ifdef __CUDACC__
 
+/* 2^x by the hardware: relative error about 2^-22, denormals are flushed to 0. */
 __device__ inline float power_of_2(float x)
 {
     float y;
@@ -75,13 +79,13 @@ __device__ inline float power_of_2(float x)
     return y;
 }
 
-/* Absolute error of a few 1e-7, which is what a logit needs. */
+/* tanh with an absolute error of a few 1e-7, which is enough for a logit. */
 __device__ inline float fast_tanh(float x)
 {
     return fmaf(-2.0f, __fdividef(1.0f, 1.0f + power_of_2(x * (2 * LOG2_E))), 1.0f);
 }
 
-/* ---- who sees whom: positions within a sequence of n ---- */
+/* ---- which positions see each other: [first, end), positions within a sequence of n ---- */
 
 __device__ inline int first_key(const attention_problem &p, int i)
 {
@@ -111,14 +115,14 @@ struct attention_tile {
     int start; /* the tile's first row in it */
 };
 
-/* All lanes of a warp call it. False: nothing to do. Wrong cu_seqlens give a wrong tile, but never one
- * outside. */
+/* Finds the tile of a slot. False: no work. All lanes of a warp call it. Invalid cu_seqlens give a
+ * wrong tile, but never one outside of the tensors: offsets are clamped. */
 template <int TILE>
 __device__ inline bool find_tile(const attention_problem &p, int slot, attention_tile *tile)
 {
     int low = 0, high = p.sequences, lane = threadIdx.x % 32, first, end;
     if (p.sequences == 0) return false;
-    if (high < 32) { /* one load, which every block waits for */
+    if (high < 32) { /* all offsets in one load: every block waits for this latency */
         int at = lane <= high ? p.at[lane] : 0;
         low = __popc(__ballot_sync(WARP, lane == 0 || (lane < high && at / TILE + lane <= slot))) - 1;
         first = __shfl_sync(WARP, at, low);
@@ -140,7 +144,7 @@ __device__ inline bool find_tile(const attention_problem &p, int slot, attention
     return start >= 0 && start < end - first;
 }
 
-/* By one block of a launch. */
+/* Reports offsets that decrease, or do not end at T. One block of a launch calls it. */
 __device__ inline void check_sequences(const attention_problem &p)
 {
     for (int s = threadIdx.x; s <= p.sequences; s += blockDim.x) {
@@ -151,7 +155,7 @@ __device__ inline void check_sequences(const attention_problem &p)
     }
 }
 
-/* A sink in units of log 2; -inf: none. */
+/* The sink of a head, in units of log 2; -inf without sinks. */
 __device__ inline float sink_of(const attention_problem &p, int head)
 {
     if (p.sinks == nullptr) return -INFINITY;

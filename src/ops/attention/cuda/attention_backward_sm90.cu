@@ -1,7 +1,9 @@
-/* attention_backward_sm90.cu - the backward of attention_sm90.cu: two walks, one for dQ (attention_queries.cuh) and
- * then one for dK and dV (attention_keys.cuh), which makes S and dP once more. Seven products
- * instead of five, but every sum stays in the registers of one warpgroup: nothing waits for another block, and
- * no order depends on timing. Compiled for sm_90a. Limit: the matrix unit. */
+/* attention_backward_sm90.cu - the backward of attention_sm90.cu: two walks. The first computes dQ
+ * (attention_queries.cuh), the second dK and dV (attention_keys.cuh). The second computes S and dP
+ * again: 7 products instead of 5. In return every sum stays in the registers of one warpgroup. No
+ * block waits for another, and no order of additions depends on timing. Compiled for sm_90a.
+ *
+ * Cost: 14·D FLOP per (query, key) pair that is seen. Limit: the tensor cores. */
 #include "ops/attention/cuda/attention_keys.cuh"
 #include "ops/attention/cuda/attention_queries.cuh"
 
@@ -10,6 +12,7 @@ using namespace nbl_cuda;
 namespace
 {
 
+/* One call of the operator: its arguments, and the choice of the kernels. */
 struct pass {
     const attention_problem &p;
     const attention_data &data;
@@ -28,7 +31,7 @@ struct pass {
     {
         int64_t items = static_cast<int64_t>(p.tokens) / 128 * p.key_heads;
         bool many = items > 2 * nbl__call_cuda(call)->multiprocessors;
-        if constexpr (!CAP) /* its registers are too few for a cap */
+        if constexpr (!CAP) /* two blocks per multiprocessor leave too few registers for a cap */
             if (!many)
                 return launch<keys_shape<WIDE, 1>>(backward_keys_sm90<T, WIDE, 1, CAP>, p.key_heads, 2);
         launch<keys_shape<WIDE, 2>>(backward_keys_sm90<T, WIDE, 2, CAP>, p.key_heads, 1);
@@ -39,6 +42,7 @@ struct pass {
     }
     template <typename T, int WIDE> void run() const
     {
+        /* The order matters: the walk for dQ writes the lse2 and delta that the other one reads. */
         if (p.cap != 0 && (data.dq || data.sums)) queries<T, WIDE, true, true>();
         else if (data.sums) queries<T, WIDE, false, true>();
         else if (data.dq) queries<T, WIDE, false, false>();
@@ -63,7 +67,8 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
     if (nbl__call_cuda(call)->major != 9 || !attention_maps_of(call, a, p, &maps))
         return nbl__attention_backward_mma.run(call, arguments);
     attention_rows rows = attention_rows_of(call, a, &data);
-    if (!data.dq && !data.sums) attention_rows_make(call, a, p, &data); /* else the walk for dQ does it */
+    /* Else the walk for dQ writes them. */
+    if (!data.dq && !data.sums) attention_rows_make(call, a, p, &data);
     pass pass = {p, data, maps, call};
     if (a->dtype == NBL_DTYPE_F16) p.size <= 64 ? pass.run<__half, 64>() : pass.run<__half, 128>();
     else p.size <= 64 ? pass.run<__nv_bfloat16, 64>() : pass.run<__nv_bfloat16, 128>();

@@ -1,20 +1,24 @@
-/* attention_decode.cu - one query per sequence against its cache.
+/* attention_decode.cu - one query per sequence against its cache (the decode phase of generation).
  *
- * Limit: the memory that holds the cache. Each sequence is cut into splits of a fixed number of keys,
- * counted from its start, so that one long sequence is work for the whole device:
+ * Each sequence is cut into splits of a fixed number of keys, counted from its start, so that one
+ * long sequence is work for the whole device:
  *
- *     a block   sequence, key head, split: the query heads that share the key head, which read its keys once
- *     a warp    16 keys of the split (32 with short heads); all its loads go out before the first product
- *     join      the splits of one head, in their order, and its sink
+ *     block   sequence, key head, split. Its query heads share the key head, whose keys are read
+ *             once
+ *     warp    16 keys of the split, 32 with short heads; it issues all loads of a round before the
+ *             first product
+ *     join    a second kernel adds the splits of one head in their order, and the sink
  *
- * Where q and the cache have the same 16-bit dtype, the tensor cores multiply (decode_mma), 8 query heads
- * at a time, with operands straight from memory: which columns go together in a product is free as long as
- * both sides agree. Otherwise (decode_split) a key takes 8, 16 or 32 lanes, 16 bytes each, and sums are
- * made by fma and shuffles, 4 heads at a time.
+ * If q and the caches have the same 16-bit dtype, tensor cores multiply (attention_decode_mma.cu).
+ * Otherwise decode_split runs: a key takes 8, 16 or 32 lanes of 16 bytes each, products are fma and
+ * shuffles, for up to 4 query heads at a time.
  *
- * The launch does not depend on the lengths, which only the device knows (they grow while a captured graph
- * is replayed): it has blocks for the whole cache, and those that see nothing leave at once. Partial
- * results are f32. */
+ * Lengths are known only on the device, and they grow while a captured graph is replayed. So the
+ * grid covers the whole cache, and blocks that see no key return at once.
+ *
+ * Bytes: K and V of the keys that are seen, once per 4 query heads (tensor cores: 8) of a group,
+ * and f32 partial results: (D + 2) · 4 bytes per head and split, written and read. Limit:
+ * memory. */
 #include "ops/attention/cuda/attention_decode.cuh"
 
 using namespace nbl_cuda;
@@ -22,11 +26,12 @@ using namespace nbl_cuda;
 namespace
 {
 
-enum { JOIN_THREADS = 256, WIDEST = 512 }; /* a head, in elements */
+enum { JOIN_THREADS = 256, WIDEST = 512 }; /* WIDEST: elements of a head */
 
 typedef decode_problem problem;
 
-/* 16 bytes of a row, from column `at`; zeros past its end. */
+/* 16 bytes of a row from column `at` on; zeros past its end. `wide`: rows are aligned to 16
+ * bytes. */
 template <typename T> __device__ inline pack<T> load(const T *row, int at, int size, bool wide)
 {
     pack<T> x;
@@ -40,17 +45,29 @@ template <typename T> __device__ inline pack<T> load(const T *row, int at, int s
     return x;
 }
 
-/* LANES to a key, of which each takes VECTORS x 16 bytes; HEADS query heads. */
+/* LANES lanes share a key; each loads VECTORS x 16 bytes of it. HEADS query heads per block. A warp
+ * loads KEYS keys side by side, STEPS times per round, and does ROUNDS rounds. */
 template <typename T, int LANES, int VECTORS, int HEADS> struct shape {
     static constexpr int COUNT = pack<T>::COUNT;
-    static constexpr int KEYS = 32 / LANES;            /* of a warp, side by side */
-    static constexpr int STEPS = VECTORS == 2 ? 4 : 8; /* of which it takes so many before it reduces */
+    static constexpr int KEYS = 32 / LANES;            /* of a warp at a time */
+    static constexpr int STEPS = VECTORS == 2 ? 4 : 8; /* keys per round and lane group */
     static constexpr int ROUNDS = KEYS * STEPS < 16 ? 16 / (KEYS * STEPS) : 1;
-    static constexpr int OF_WARP = KEYS * STEPS * ROUNDS; /* 16 keys, or 32 */
+    static constexpr int OF_WARP = KEYS * STEPS * ROUNDS; /* keys per warp: 16 or 32 */
     static constexpr int SPLIT = DECODE_WARPS * OF_WARP;
     static constexpr int PADDED = LANES * VECTORS * COUNT;
 };
 
+/* The partial results of one split for up to HEADS query heads of a key head. Grid: (key heads x
+ * blocks per group, splits, sequences).
+ *
+ *     for each round:   load K and V of STEPS keys per lane group
+ *                       s = q·k: fma over the lane's columns, shuffles over the LANES lanes
+ *                       online softmax over the warp's keys of the round
+ *                       sums += 2^(s - top) · v
+ *     shuffles over the keys side by side; shared memory over the 4 warps (finish_split)
+ *
+ * q is multiplied by the factor once, so s is a logit in units of log 2 (or the argument of the
+ * cap). Shared memory: 4 · HEADS · (PADDED + 2) f32, at most 32 KiB and 128 bytes. */
 template <typename T, int LANES, int VECTORS, int HEADS>
 __global__ void __launch_bounds__(DECODE_THREADS) decode_split(const __grid_constant__ problem p)
 {
@@ -151,7 +168,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) decode_split(const __grid_cons
                 }
     }
 
-    /* The keys side by side of a warp, then the warps. */
+    /* Adds the key groups of the warp by shuffles, then finish_split adds the warps. */
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
 #pragma unroll
@@ -177,7 +194,10 @@ __global__ void __launch_bounds__(DECODE_THREADS) decode_split(const __grid_cons
 
 /* ---- the splits of a sequence ---- */
 
-/* A block per head of a sequence: warp w takes the splits w, w + 8, …, a lane every 32nd column. */
+/* out = Σ_splits 2^(top_s - top) · sums_s / Σ_splits 2^(top_s - top) · total_s, with the sink in
+ * the denominator. Grid: (heads, sequences). Warp w takes splits w, w + 8, …; a lane has every 32nd
+ * column. First the maximum over all splits, then one pass over the sums; the warps are added in
+ * their order. Only splits that saw a key are read: first … end - 1. */
 __global__ void __launch_bounds__(JOIN_THREADS) join_splits(const __grid_constant__ problem p)
 {
     constexpr int JOINERS = JOIN_THREADS / 32, COLUMNS = WIDEST / 32;
@@ -224,7 +244,7 @@ __global__ void __launch_bounds__(JOIN_THREADS) join_splits(const __grid_constan
 
 /* ---- the operator ---- */
 
-/* 16-byte vectors that a key takes, and the keys of a split. */
+/* vectors_of: 16-byte vectors of a key. split_of: keys of a split, the same for both kernels. */
 int vectors_of(const nbl__attention_decode *a)
 {
     int64_t count = 16 / static_cast<int64_t>(nbl__size_of(a->k.dtype));
@@ -249,6 +269,7 @@ const char *can_run(const nbl_context *ctx, const void *arguments)
     return NULL;
 }
 
+/* Scratch: sums | tops | total. With base NULL it only returns the size. */
 size_t lay_out(const nbl__attention_decode *a, uint8_t *base, problem *p)
 {
     nbl__cut cut = {base, 0};

@@ -1,4 +1,5 @@
-/* attention_decode.cuh - what the kernels of attention_decode share. Internal to the CUDA kernels. */
+/* attention_decode.cuh - shared by the kernels for one query per sequence: the problem, partial
+ * results of a block, and products of 8 query heads by mma. Internal to the CUDA kernels. */
 #ifndef NBL_CUDA_ATTENTION_DECODE_CUH
 #define NBL_CUDA_ATTENTION_DECODE_CUH
 
@@ -9,6 +10,8 @@ namespace nbl_cuda
 
 enum { DECODE_THREADS = 128, DECODE_WARPS = DECODE_THREADS / 32 };
 
+/* B sequences, caches of `cached` entries. A split is `split` keys that one block works on; a
+ * sequence has `splits` of them. blocks_per_group: blocks for the query heads of one key head. */
 struct decode_problem {
     const void *q, *k, *v, *sinks;
     const int32_t *lengths;
@@ -17,11 +20,12 @@ struct decode_problem {
     int heads, key_heads, group, size, cached, window, splits, split, blocks_per_group;
     bool wide;
     float factor, cap;   /* as in attention.cuh */
-    float *sums;         /* [B, splits, Hq, D] */
-    float *tops, *total; /* [B, splits, Hq] */
+    float *sums;         /* [B, splits, Hq, D]: Σ 2^(logit - top) · v of a split */
+    float *tops, *total; /* [B, splits, Hq]: largest logit, Σ 2^(logit - top) */
     nbl__cuda_fault *fault;
 };
 
+/* Element `at` of an array of this dtype, as f32. */
 __device__ inline float read(const void *from, nbl_dtype dtype, int64_t at)
 {
     if (dtype == NBL_DTYPE_F32) return static_cast<const float *>(from)[at];
@@ -29,7 +33,7 @@ __device__ inline float read(const void *from, nbl_dtype dtype, int64_t at)
     return to_f32(static_cast<const __nv_bfloat16 *>(from)[at]);
 }
 
-/* The keys [first, end) that the query of sequence b sees; none where its length is out of range. */
+/* The keys [x, y) that the query of sequence b sees; (0, 0) if its length is out of range. */
 __device__ inline int2 span_of(const decode_problem &p, int b)
 {
     int length = p.lengths[b];
@@ -37,7 +41,8 @@ __device__ inline int2 span_of(const decode_problem &p, int b)
     return make_int2(p.window > 0 && length > p.window ? length - p.window : 0, length);
 }
 
-/* The warps of a block, in their order, become the partial results of its split. */
+/* Adds the warps of a block in their order, and stores the partial results of the split. `heads`
+ * query heads from `head` on. All threads call it after a barrier. */
 template <int HEADS, int WIDE>
 __device__ inline void finish_split(const decode_problem &p, int b, int split, int head, int heads,
                                     const float (&tops)[DECODE_WARPS][HEADS],
@@ -64,8 +69,9 @@ __device__ inline void finish_split(const decode_problem &p, int b, int split, i
     }
 }
 
-/* ---- by the tensor cores: 8 rows of a, which are query heads; the other 8 are zeros ---- */
+/* ---- products by mma.m16n8k16: rows 0 … 7 of a are query heads, rows 8 … 15 are zeros ---- */
 
+/* sums[8, 8] += a · b. Registers a1 and a3 of the instruction are the rows of zeros. */
 template <typename T>
 __device__ inline void multiply(float *sums, uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1)
 {
@@ -81,13 +87,16 @@ __device__ inline void multiply(float *sums, uint32_t a0, uint32_t a2, uint32_t 
             : "r"(a0), "r"(a2), "r"(b0), "r"(b1), "r"(0));
 }
 
+/* Word i of 16 bytes; a constant i keeps x in registers. */
 __device__ inline uint32_t word_of(const uint4 &x, int i)
 {
     return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
-/* Onto 64 columns of the output, number c: what the keys' shares s make of their values. Lane 4g + t has of each 16 keys those
- * with 2t and 2t + 1 (and 8 more), and of a value 8 columns. */
+/* out += P · V for columns 64c … 64c + 63 of the heads. Lane 4g + t holds, of each 16 keys, the
+ * weights s and the values of keys 2t, 2t + 1, 2t + 8, 2t + 9; of each value it holds columns 8g …
+ * 8g + 7. Product j multiplies column 8g + j of every lane's values, so its column g is column 8g +
+ * j of the output. __byte_perm pairs the same column of two keys. No lane exchanges data. */
 template <typename T, int ROUNDS, int PARTS>
 __device__ inline void add_values(float (&out)[8][4], const float (&s)[2 * ROUNDS][4],
                                   const uint4 (&values)[ROUNDS][PARTS][4], int c)
@@ -105,8 +114,8 @@ __device__ inline void add_values(float (&out)[8][4], const float (&s)[2 * ROUND
     }
 }
 
-/* attention_decode_mma.cu: q and the cache have the same 16-bit dtype, heads of up to 256, all aligned to
- * 16 bytes. */
+/* Launches attention_decode_mma.cu. Needs q and caches of the same 16-bit dtype, heads of up to
+ * 256, all aligned to 16 bytes. */
 void decode_mma_launch(decode_problem p, int64_t sequences, cudaStream_t stream);
 
 } // namespace nbl_cuda

@@ -1,8 +1,15 @@
-/* attention_decode_mma.cu - one query per sequence against its cache on the tensor cores: see
+/* attention_decode_mma.cu - one query per sequence against its cache, with mma.m16n8k16; see
  * attention_decode.cu.
  *
- * A product has 16 rows, of which 8 are query heads that share a key head. Its operands come straight from
- * memory, 16 bytes per lane, none of them twice. Limit: the memory. */
+ * Grid: (key heads x blocks per group, splits, sequences). A block of 4 warps has one split and up
+ * to 8 query heads that share a key head: they are rows 0 … 7 of a product. A warp has 16 keys (32
+ * with heads of up to 64).
+ *
+ *     load q, K (and V) of the warp's keys → S → 2^(S - top) → O = P·V → shared → finish_split
+ *
+ * Operands come straight from memory in 16 bytes per lane, and nothing is read twice. With heads of
+ * up to 128 all loads are issued before the first product. Bytes: K and V of the keys that are
+ * seen, once. Limit: memory. */
 #include "ops/attention/cuda/attention_decode.cuh"
 
 using namespace nbl_cuda;
@@ -10,14 +17,19 @@ using namespace nbl_cuda;
 namespace
 {
 
+/* 16 bytes through the read-only path, or zeros. */
 __device__ inline uint4 read_16(const void *from, bool real)
 {
     return real ? __ldg(static_cast<const uint4 *>(from)) : make_uint4(0, 0, 0, 0);
 }
 
-/* Lane 4g + t. S = Q·Kᵀ: it has 8 columns of each 32 of query head g and of key g of each 8. O = P·V: it
- * has the keys 2t and 2t + 1 of each 8, of which it takes the columns 8g … 8g + 7 of each 64: column j of
- * those is column g of product j. */
+/* The partial results of one split. Lane 4g + t holds
+ *
+ *     for S = Q·Kᵀ   columns 8t … 8t + 7 of each 32, of query head g and of key g of each 8. The
+ *                    order of columns in a product is free, as long as q and k have the same
+ *     for O = P·V    keys 2t and 2t + 1 of each 8, columns 8g … 8g + 7 of each 64 (add_values)
+ *
+ * Shared memory: 4 warps x 8 heads x WIDE f32: 8, 16 or 32 KiB. */
 template <typename T, int WIDE>
 __global__ void __launch_bounds__(DECODE_THREADS) decode_mma(const __grid_constant__ decode_problem p)
 {
@@ -59,7 +71,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) decode_mma(const __grid_consta
                     values[r][c][u] = read_16(v + key * step + d, is_seen(key) && d < p.size);
                 }
     };
-    if constexpr (WIDE <= 128) read_values(); /* wider ones have no registers for both */
+    if constexpr (WIDE <= 128) read_values(); /* 256 columns: no registers for K and V */
     float s[2 * ROUNDS][4] = {}, top = -INFINITY, total = 0;
 #pragma unroll
     for (int i = 0; i < WIDE / 32; i++) {

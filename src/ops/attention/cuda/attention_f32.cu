@@ -1,10 +1,19 @@
-/* attention_f32.cu - attention of f32, heads of up to 128: the walks of attention_mma.cu with fma.
+/* attention_f32.cu - attention of f32 with fma, heads of up to 128: the walks of attention_mma.cu.
  *
- * A block of 16 x 16 threads owns 64 rows and walks over tiles of 64 rows of the other side, all in shared
- * memory. Thread (y, x) has of the scores the rows 4y … 4y + 3 and the columns x, x + 16, x + 32, x + 48;
- * of the sums the same rows and four neighbouring columns of each 64. Scores change from one to the other
- * through shared memory, within a warp: it makes and reads the same rows. Limit: the fma units, which wait
- * for tiles where few blocks fit. */
+ * A block of 16 x 16 threads keeps 64 rows and walks over tiles of 64 rows of the other side, all
+ * in shared memory. Thread (y, x) of the scores has rows 4y … 4y + 3 and columns x, x + 16, x + 32,
+ * x + 48. Of the sums it has the same rows and four neighbouring columns of each 64. Scores go
+ * through shared memory from one layout to the other. A warp writes and reads the same 8 rows, so
+ * __syncwarp is enough.
+ *
+ *     for each tile:   __syncthreads     everybody has read the old tile
+ *                      load both tiles   float4, not overlapped with products
+ *                      __syncthreads
+ *                      scores, softmax, scores → shared, sums += scores · tile
+ *
+ * Shared memory: 3 tiles (backward: 4) of 64 x (WIDE + 4) floats, then 64 x 68 scores. That is
+ * 68 KiB for heads of up to 64 and 116 KiB for 128 in forward, 85 and 149 KiB in backward.
+ * Limit: the fma units. Where one block fits on a multiprocessor, they also wait for tiles. */
 #include "ops/attention/cuda/attention.cuh"
 
 using namespace nbl_cuda;
@@ -12,14 +21,19 @@ using namespace nbl_cuda;
 namespace
 {
 
+/* ROWS: of every tile, on both sides. SCORES: floats from row to row of the scores; 4 more than 64,
+ * so no two lanes store to one bank. */
 constexpr int THREADS = 256, ROWS = 64,
-              SCORES = ROWS + 4; /* floats from row to row: no two lanes in one bank */
+              SCORES = ROWS + 4;
 
+/* Rows of tiles are 4 floats longer than WIDE: float4 loads of neighbouring rows use different
+ * banks. */
 template <int WIDE> struct tile_shape {
     static constexpr int STRIDE = WIDE + 4, FLOATS = ROWS * STRIDE, SUMS = WIDE / 16;
 };
 
-/* 64 rows from `from`, `step` apart, of which `valid` exist; zeros elsewhere. */
+/* Loads 64 rows from element `at`, `step` apart, of which `valid` exist. Other rows become
+ * zeros. */
 template <int WIDE>
 __device__ inline void load_rows(float *to, const void *tensor, int64_t at, int64_t step, int valid,
                                  const attention_problem &p)
@@ -45,7 +59,7 @@ __device__ inline void load_rows(float *to, const void *tensor, int64_t at, int6
     }
 }
 
-/* s = A · Bᵀ */
+/* s = A · Bᵀ over WIDE columns: 64 fma per 8 float4 of shared memory. */
 template <int WIDE> __device__ inline void multiply_rows(float (&s)[4][4], const float *a, const float *b)
 {
     constexpr int STRIDE = tile_shape<WIDE>::STRIDE;
@@ -74,6 +88,8 @@ template <int WIDE> __device__ inline void multiply_rows(float (&s)[4][4], const
     }
 }
 
+/* Writes the scores by rows. The first __syncwarp: the warp has read the scores of the last
+ * call. */
 __device__ inline void store_scores(float *to, const float (&s)[4][4])
 {
     int y = threadIdx.x / 16, x = threadIdx.x % 16;
@@ -85,7 +101,7 @@ __device__ inline void store_scores(float *to, const float (&s)[4][4])
     __syncwarp();
 }
 
-/* sums += scores · B */
+/* sums += scores · B. A thread reads its 4 rows of scores, and its columns of all 64 rows of B. */
 template <int WIDE>
 __device__ inline void multiply_scores(float (&sums)[4][WIDE / 16], const float *scores, const float *b)
 {
@@ -117,6 +133,7 @@ __device__ inline void multiply_scores(float (&sums)[4][WIDE / 16], const float 
     }
 }
 
+/* Stores rows · factor, as far as they exist. */
 template <int WIDE>
 __device__ inline void store_sums(void *tensor, int64_t at, int64_t step, int valid,
                                   const float (&sums)[4][WIDE / 16], const float (&factor)[4],
@@ -135,7 +152,7 @@ __device__ inline void store_sums(void *tensor, int64_t at, int64_t step, int va
     }
 }
 
-/* Of the 16 threads that share their rows. */
+/* Over the 16 threads that share rows: half a warp. */
 __device__ inline float row_sum(float x)
 {
     for (int i = 8; i > 0; i /= 2) x += __shfl_xor_sync(WARP, x, i);
@@ -147,7 +164,7 @@ __device__ inline float row_max(float x)
     return x;
 }
 
-/* A logit in units of log 2, and the slope of its cap. */
+/* The logit of a product q·k, in units of log 2. `slope`: 1 - tanh² with a cap, else 1. */
 __device__ inline float logit(const attention_problem &p, float product, float *slope)
 {
     float x = product * p.factor;
@@ -158,6 +175,7 @@ __device__ inline float logit(const attention_problem &p, float product, float *
     return p.cap * t;
 }
 
+/* True if query i of a sequence of n sees key j. */
 __device__ inline bool is_seen(const attention_problem &p, int i, int j, int n)
 {
     return i < n && j >= first_key(p, i) && j < min(end_key(p, i, n), n);
@@ -165,11 +183,15 @@ __device__ inline bool is_seen(const attention_problem &p, int i, int j, int n)
 
 /* ---- forward ---- */
 
+/* out = softmax(scale · Q·Kᵀ) · V, and lse. A block: 64 queries of one head, and a walk over the
+ * keys that they see. Every row of scores belongs to 16 threads, which agree on its maximum by
+ * shuffles. */
 template <int WIDE>
 __global__ void __launch_bounds__(THREADS)
     forward_f32(const __grid_constant__ attention_problem p, const __grid_constant__ attention_data data)
 {
     typedef tile_shape<WIDE> z;
+    /* Q | K | V | scores */
     extern __shared__ __align__(16) float shared[];
     float *q = shared, *k = q + z::FLOATS, *v = k + z::FLOATS, *scores = v + z::FLOATS;
     attention_tile tile;
@@ -186,6 +208,7 @@ __global__ void __launch_bounds__(THREADS)
     int end = end_key(p, min(tile.start + ROWS, tile.n) - 1, tile.n);
     load_rows<WIDE>(q, data.q, q_at, q_step, valid, p);
 
+    /* top: the largest logit so far. total: Σ 2^(logit - top), this thread's columns only. */
     float out[4][z::SUMS] = {}, top[4], total[4], sink = sink_of(p, head);
     for (int i = 0; i < 4; i++) top[i] = sink, total[i] = p.sinks && x == 0 ? 1 : 0;
     for (int j = first; j < end; j += ROWS) {
@@ -230,11 +253,14 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- backward ---- */
 
+/* dK and dV. A block: 64 keys of one key head, and a walk over the queries that see them, for all
+ * query heads of the group. Scores are transposed: rows are keys. */
 template <int WIDE>
 __global__ void __launch_bounds__(THREADS) backward_keys_f32(const __grid_constant__ attention_problem p,
                                                              const __grid_constant__ attention_data data)
 {
     typedef tile_shape<WIDE> z;
+    /* K | V | Q | dO | scores */
     extern __shared__ __align__(16) float shared[];
     float *k = shared, *v = k + z::FLOATS, *q = v + z::FLOATS, *dout = q + z::FLOATS,
           *scores = dout + z::FLOATS;
@@ -266,6 +292,7 @@ __global__ void __launch_bounds__(THREADS) backward_keys_f32(const __grid_consta
             multiply_rows<WIDE>(d, v, dout);
 #pragma unroll
             for (int c = 0; c < 4; c++) {
+                /* Rows past the end have no lse: `known` keeps the load inside. */
                 int query = i0 + x + c * 16, known = min(query, tile.n - 1);
                 float l = lse[known], less = delta[known], slope;
 #pragma unroll
@@ -275,6 +302,7 @@ __global__ void __launch_bounds__(THREADS) backward_keys_f32(const __grid_consta
                     d[i][c] = seen ? s[i][c] * (d[i][c] - less) * slope : 0;
                 }
             }
+            /* One array of scores serves both products, one after the other. */
             store_scores(scores, s);
             multiply_scores<WIDE>(dv, scores, dout);
             store_scores(scores, d);
@@ -286,11 +314,14 @@ __global__ void __launch_bounds__(THREADS) backward_keys_f32(const __grid_consta
     if (data.dv) store_sums<WIDE>(data.dv, k_at, k_step, valid, dv, one, p);
 }
 
+/* dQ, and Σ P · dP of every query for the gradient of the sinks. A block: 64 queries of one head,
+ * and a walk over the keys that they see. */
 template <int WIDE>
 __global__ void __launch_bounds__(THREADS) backward_queries_f32(const __grid_constant__ attention_problem p,
                                                                 const __grid_constant__ attention_data data)
 {
     typedef tile_shape<WIDE> z;
+    /* Q | dO | K | V | scores */
     extern __shared__ __align__(16) float shared[];
     float *q = shared, *dout = q + z::FLOATS, *k = dout + z::FLOATS, *v = k + z::FLOATS,
           *scores = v + z::FLOATS;
@@ -359,6 +390,7 @@ template <bool BACKWARD> const char *can_run(const nbl_context *ctx, const void 
     return NULL;
 }
 
+/* `tiles`: how many the kernel keeps in shared memory. One block per slot of find_tile and head. */
 template <typename Kernel>
 void launch(Kernel kernel, int heads, int tiles, int wide, const attention_problem &p,
             const attention_data &data, cudaStream_t stream)

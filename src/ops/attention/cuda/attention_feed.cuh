@@ -1,15 +1,23 @@
-/* attention_feed.cuh - how the kernels of attention on Hopper get their work and their tiles. Internal to
- * the CUDA kernels; for files compiled for sm_90a.
+/* attention_feed.cuh - how the attention kernels for compute capability 9.0 get work and tiles.
+ * Internal to the CUDA kernels; for files compiled for sm_90a.
  *
- * Blocks stay, one to a multiprocessor: warpgroup 0 is the feeder, the others make products. The feeder
- * draws item after item (longest walks first: whoever is free takes the next, so that all end together; who
- * it was does not show in the results) and keeps the copy engine ahead of the products, over the border
- * between two items too. Where rows do not start at multiples of 16 bytes the copy engine cannot read them:
- * all threads of the feeder then copy, slowly, to the same places.
+ * Blocks are persistent: as many as fit, until no item is left. Warpgroup 0 is the feeder, the
+ * others compute products.
  *
- * A tile is as attention_tiles.cuh says. Rows past the end of their sequence must be zeros, since a weight
- * of 0 times the neighbour's NaN is NaN: the copy engine knows only the end of the last one, so the feeder
- * clears the others' itself. */
+ *     feeder        for each item: wait until a slot is empty → TMA → the slot's `full` barrier
+ *     warpgroups    wait for `full` → wgmma → release the slot (`empty`)
+ *
+ * The feeder takes items from a counter in global memory, longest walks first, so that all blocks
+ * end at about the same time. Which block computes an item does not change a result. The feeder
+ * runs ahead of the products, also across the border between two items.
+ *
+ * TMA needs rows that start at multiples of 16 bytes (p.wide). Otherwise all 128 threads of the
+ * feeder copy element by element to the same slots, which is slow, and items are dealt out in a
+ * fixed order.
+ *
+ * Tiles are those of attention_tiles.cuh. Rows past the end of their sequence must be zeros,
+ * because a weight of 0 times a NaN of the next sequence is NaN. TMA writes zeros only past the end
+ * of the tensor, so the feeder clears the rows past every other sequence itself. */
 #ifndef NBL_CUDA_ATTENTION_FEED_CUH
 #define NBL_CUDA_ATTENTION_FEED_CUH
 
@@ -35,33 +43,38 @@ using nbl_sm90::wgmma_fence;
 using nbl_sm90::wgmma_settle;
 using nbl_sm90::wgmma_wait;
 
-constexpr int BOX_ROWS = 64; /* of 64 columns: what one copy brings */
+constexpr int BOX_ROWS = 64; /* one TMA copy brings BOX_ROWS rows of 64 columns */
 
-/* [T, heads, D] each, as the copy engine knows them; nothing in them where it cannot. */
+/* Tensor maps of [T, heads, D]. All zeros for tensors that are absent, and without p.wide. */
 struct attention_maps {
     CUtensorMap q, k, v, out, dout;
 };
 
-/* Tiles of heads: numbers from 0, in the order in which blocks should take them. */
+/* Item i is a tile of a head. Items are numbered from 0 in the order in which blocks take them. */
 struct attention_items {
-    unsigned *drawn; /* zero at the start */
+    unsigned *drawn; /* counter in global memory; 0 when the kernel starts */
     int count;
 };
-/* What a feeder tells the other warpgroups about the tile that it sends them. */
+/* The item that the feeder has sent, in shared memory for the other warpgroups. */
 struct attention_item {
     attention_tile tile;
-    int head; /* -1: there are no more */
+    int head; /* -1: no more items */
 };
 
-/* Registers of a thread of the others, where those of the feeder have FEEDER: all together what a block has at
- * its start, with one block to a multiprocessor, or two where GROUPS is 1. Who asks for more waits for ever. */
+/* Registers per thread of the product warpgroups when the feeder keeps FEEDER. The sum over the
+ * warpgroups is what the block got at launch: 3 · 168 with one block per multiprocessor, 2 · 128
+ * with two blocks (GROUPS = 1). setmaxnreg.inc with a larger number would never return. */
 template <int GROUPS, int FEEDER>
 constexpr int REGISTERS_LEFT = ((GROUPS == 1 ? 256 : 504) - FEEDER) / GROUPS;
 
-/* The tile with the rank-th longest walk in a causal pack without a window (others are right too, in some order):
- * of queries that is the last of its sequence, of keys the first. A walk of w tiles belongs to every sequence
- * of at least w tiles, so that Σ max(tiles - w + 1, 0) walks are not shorter. All lanes of a warp call it;
- * false: there are not so many. Packs of more sequences than lanes have enough tiles for any order. */
+/* Finds the tile with the rank-th longest walk. False: fewer tiles than that. All lanes of a warp
+ * call it; lane s looks at sequence s.
+ *
+ * In a causal pack the last tile of queries of a sequence has the longest walk, and the first tile
+ * of keys. A sequence of n tiles has walks of 1, 2, … n tiles, so Σ max(n - w + 1, 0) walks have w
+ * tiles or more. A binary search finds the w of this rank. Without `causal`, or with a window,
+ * every tile is still found once, in some order. Packs of 32 and more sequences take the order of
+ * slots: they have enough tiles for any order. */
 template <int TILE>
 __device__ inline bool find_ranked(const attention_problem &p, int rank, bool of_keys, attention_tile *tile)
 {
@@ -89,7 +102,7 @@ __device__ inline bool find_ranked(const attention_problem &p, int rank, bool of
     return true;
 }
 
-/* The keys that a tile of queries walks over, in whole tiles from the first. */
+/* The keys [first, end) that a tile of queries walks over; first is a multiple of KEYS. */
 template <int KEYS> __device__ inline int first_key_of(const attention_problem &p, const attention_tile &tile)
 {
     return first_key(p, tile.start) / KEYS * KEYS;
@@ -99,12 +112,14 @@ template <int ROWS> __device__ inline int end_key_of(const attention_problem &p,
     return end_key(p, min(tile.start + ROWS, tile.n) - 1, tile.n);
 }
 
-/* ---- named barriers: 0 is that of __syncthreads, 1 the feeder's, then one for each turn ---- */
+/* ---- named barriers: 0 is __syncthreads, 1 the feeder's, then one per product warpgroup ---- */
 
 constexpr int FEEDERS = 1, TURNS = 2;
 
-/* Warpgroups take turns at sending products: while one's are made, the others do their arithmetic. A
- * warpgroup alone has no one to wait for. */
+/* Warpgroups issue products in turns: while the tensor cores multiply for one, the others do their
+ * softmax. begin_turn waits for the barrier of this group (128 threads of its own and 128 arrivals
+ * of the group before it); end_turn arrives at the next group's. One group alone takes no turns.
+ * The wgmma_fence orders earlier writes of the operands' registers before the products. */
 template <int GROUPS> __device__ inline void end_turn(int group)
 {
     if constexpr (GROUPS > 1)
@@ -117,17 +132,22 @@ template <int GROUPS> __device__ inline void begin_turn(int group)
 }
 template <int GROUPS> __device__ inline void begin_turns(int group)
 {
-    if (group == GROUPS - 1) end_turn<GROUPS>(group); /* the first turn is the first one's */
+    if (group == GROUPS - 1) end_turn<GROUPS>(group); /* group 0 has the first turn */
 }
 
 /* ---- rings ---- */
 
-/* STAGES places that are full and empty in turn; `step` counts from 0. Barriers are 8 bytes each. */
+/* A ring of STAGES slots, each with two mbarriers of 8 bytes: full, then empty. `step` counts the
+ * uses from 0: use `step` is in slot step % STAGES, in phase step / STAGES.
+ *
+ *     feeder   await_empty(step) → writes → `full`        the first STAGES waits return at once
+ *     readers  await_full(step) → reads → release(step) */
 template <int STAGES> struct ring {
     uint32_t barriers;
     static constexpr int BYTES = STAGES * 16;
 
-    /* A place is full after `sends`, and empty when every warp of the readers has released it. */
+    /* A slot is full after `sends` arrivals and their bytes, empty after `readers` warps have
+     * released it. */
     __device__ void make(int sends, int readers) const
     {
         for (int i = 0; i < STAGES; i++) {
@@ -161,15 +181,18 @@ template <int STAGES> struct ring {
 
 struct feeder {
     const attention_problem &p;
-    uint32_t spare;      /* a barrier of its own */
-    uint32_t parity = 0; /* of the next wait for it */
+    uint32_t spare;      /* a barrier that only the feeder uses */
+    uint32_t parity = 0; /* of the next wait for `spare` */
 
     __device__ bool leads() const
     {
         return threadIdx.x == 0;
     }
 
-    /* ROWS rows of a head from `token`, of which `valid` exist, to a tile. */
+    /* Sends ROWS rows of a head from `token` on to the tile `to`; `valid` of them exist. Arrives
+     * once at `full`. Three ways: rows that TMA cannot read; rows up to the end of the sequence or
+     * of the tensor, by TMA alone; else TMA to `spare`, then zeros over the rows of the next
+     * sequence. */
     template <typename T, int ROWS, int WIDE>
     __device__ void send(char *to, uint32_t full, const CUtensorMap *map, const void *tensor, int heads,
                          int head, int token, int valid)
@@ -178,6 +201,7 @@ struct feeder {
             int64_t step = static_cast<int64_t>(heads) * p.size;
             const T *from = static_cast<const T *>(tensor) + (token * int64_t{heads} + head) * p.size;
             load_tile<T, 128, ROWS, WIDE>(to, from, step, valid, p);
+            /* Ordinary writes must be visible to wgmma, and all of them done before the arrival. */
             fence_proxy_async();
             asm volatile("bar.sync %0, 128;" ::"n"(FEEDERS) : "memory");
             if (leads()) mbarrier_arrive_cluster(full);
@@ -194,6 +218,8 @@ struct feeder {
                     tma_load(at + (column / 64 * ROWS + row) * 128, map, column, head, token + row, barrier);
         }
         if (whole) return;
+        /* The rows are there; now the warp clears those past the end and makes that visible to
+         * wgmma. */
         __syncwarp();
         mbarrier_wait(spare, parity);
         parity ^= 1;
@@ -206,7 +232,7 @@ struct feeder {
         if (leads()) mbarrier_arrive_cluster(full);
     }
 
-    /* Tells the others that there is nothing more; `sends` as many as a ring waits for. */
+    /* Sends the item that ends the kernel. `sends`: arrivals that the ring expects. */
     __device__ void finish(attention_item *item, uint32_t full, int sends) const
     {
         if (!leads()) return;
@@ -214,7 +240,8 @@ struct feeder {
         for (int i = 0; i < sends; i++) mbarrier_arrive_cluster(full);
     }
 
-    /* Calls body(item) for every item of this block. The draw is under way while the item is fed. */
+    /* Calls body(item) for every item of this block. The first is blockIdx.x. The next is requested
+     * before body(item) and read after it, so the atomic's latency is hidden. */
     template <typename Body> __device__ void for_items(const attention_items &items, Body body) const
     {
         int item = static_cast<int>(blockIdx.x), step = static_cast<int>(gridDim.x);
@@ -229,8 +256,8 @@ struct feeder {
 
 /* ---- results ---- */
 
-/* 16 rows of a warp's accumulators, as store_rows, by way of the same rows of a tile of ROWS that no one else
- * uses: whole lines instead of 4 bytes at a time. */
+/* Like store_rows, for 16 rows of a warp, but in whole lines of 16 bytes per lane. The rows go
+ * through the same rows of `tile` in shared memory, which no other warp uses. */
 template <int ROWS, typename T, int N>
 __device__ inline void store_lines(char *tile, T *to, int64_t step, int row, int valid,
                                    const float (&sums)[N][4], const float (&factor)[2],
@@ -257,9 +284,9 @@ __device__ inline void store_lines(char *tile, T *to, int64_t step, int row, int
     }
 }
 
-/* ---- the host's side ---- */
+/* ---- host ---- */
 
-/* False: the driver has no copy engine to offer, or it refuses. */
+/* Encodes the tensor maps. False: the driver has no cuTensorMapEncodeTiled, or it refuses. */
 static inline bool attention_maps_of(const nbl__call *call, const nbl__attention *a,
                                      const attention_problem &p, attention_maps *maps)
 {
@@ -285,7 +312,8 @@ static inline bool attention_maps_of(const nbl__call *call, const nbl__attention
     return encode != NULL;
 }
 
-/* Tiles of `rows` rows of each head; the counter lies where libraries work, which are not at work now. */
+/* Items for tiles of `rows` rows of each head. The counter is in the workspace of the libraries
+ * (cuBLASLt), which no library call uses while this stream runs the kernel. */
 static inline attention_items items_of(const nbl__call *call, const attention_problem &p, int rows, int heads)
 {
     cudaMemsetAsync(nbl__call_cuda(call)->workspace, 0, sizeof(unsigned), stream_of(call));

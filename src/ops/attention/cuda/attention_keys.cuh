@@ -1,11 +1,19 @@
-/* attention_keys.cuh - backward over queries for dK and dV, on Hopper. Internal to
+/* attention_keys.cuh - backward over queries for dK and dV, for compute capability 9.0. Internal to
  * attention_backward_sm90.cu.
  *
- * A block has GROUPS warpgroups of 64 keys each: 2, which take turns, where there is work for all
- * multiprocessors; else 1, and two blocks to a multiprocessor. Which one does not show in the results. A
- * turn sends dV += Pᵀ·dO and dK += dSᵀ·Q of the queries before and Sᵀ = K·Qᵀ and dPᵀ = V·dOᵀ of the next;
- * out of its turn a warpgroup makes Pᵀ while dPᵀ is under way, then dSᵀ. The walk goes over all query heads
- * that use the key head: no sum leaves the registers. */
+ * A block has a feeder and GROUPS product warpgroups of 64 keys each. GROUPS is 2, with turns,
+ * where there are enough items for all multiprocessors, else 1, with two blocks per multiprocessor.
+ * The results are the same bits.
+ *
+ *     in its turn       issue Sᵀ = K·Qᵀ and dPᵀ = V·dOᵀ
+ *     out of its turn   Pᵀ while dPᵀ runs, then dSᵀ, then dV += Pᵀ·dO and dK += dSᵀ·Q
+ *
+ * The last two products do not wait for a turn. The walk goes over all query heads of the key
+ * head's group, so no sum leaves the registers of its warpgroup.
+ *
+ * Shared memory, heads of up to 128, GROUPS = 2 (1): K 32 KiB (16) | V 32 (16) | Q 3 x 16 (2 x 16)
+ * | dO 3 x 16 (2 x 16) | dK, dV on their way out 32 (in the tile of K) | lse, delta | barriers,
+ * item: 195 KiB (98). Cost: 8·D FLOP per (query, key) pair. Limit: the tensor cores. */
 #ifndef NBL_CUDA_ATTENTION_KEYS_CUH
 #define NBL_CUDA_ATTENTION_KEYS_CUH
 
@@ -14,9 +22,10 @@
 namespace nbl_cuda
 {
 
+/* Sizes and offsets in shared memory, in bytes. */
 template <int WIDE, int COUNT> struct keys_shape {
     static constexpr int GROUPS = COUNT, THREADS = (1 + GROUPS) * 128, ROWS = GROUPS * 64;
-    static constexpr int FEEDER = WIDE == 64 ? 40 : 24; /* registers */
+    static constexpr int FEEDER = WIDE == 64 ? 40 : 24; /* registers per thread of the feeder */
     static constexpr int QUERIES = 64, N = QUERIES / 8, STAGES = (GROUPS == 1 ? 2 : 3) * (128 / WIDE);
     static constexpr int K = 0, OWN = ROWS * WIDE * 2, V = OWN, TILE = QUERIES * WIDE * 2, Q = V + OWN,
                          DOUT = Q + STAGES * TILE, OUT = GROUPS == 1 ? K : DOUT + STAGES * TILE,
@@ -45,11 +54,13 @@ template <int WIDE, int GROUPS> struct keys_block {
     __device__ void make_barriers() const
     {
         own.make(2, 4 * GROUPS);
-        queries.make(2 + 32, 4 * GROUPS); /* two tiles, and each lane's share of the numbers */
+        /* Two tiles, and the copies of lse and delta by each lane. */
+        queries.make(2 + 32, 4 * GROUPS);
         mbarrier_init(spare, 1);
         mbarrier_init_fence();
     }
-    /* The queries that see a tile of keys, in whole tiles from the first, and how many tiles. */
+    /* The first query that sees a tile of keys, rounded down to whole tiles, and how many tiles
+     * follow. */
     __device__ static int first_query_of(const attention_problem &p, const attention_tile &tile)
     {
         return first_query(p, tile.start) / z::QUERIES * z::QUERIES;
@@ -61,6 +72,8 @@ template <int WIDE, int GROUPS> struct keys_block {
     }
 };
 
+/* The feeder: per item K and V, then for each query head of the group Q, dO, lse and delta of the
+ * walk. A slot of the ring holds all four. */
 template <typename T, int WIDE, int GROUPS>
 __device__ inline void feed_keys(const attention_problem &p, const attention_data &data,
                                  const attention_maps &maps, const attention_items &items,
@@ -69,6 +82,7 @@ __device__ inline void feed_keys(const attention_problem &p, const attention_dat
     typedef keys_shape<WIDE, GROUPS> z;
     feeder feeder = {p, block.spare};
     int tiles = 0, step = 0;
+    /* lse2 and delta of 64 queries, by cp.async of warp 0; zeros past the end. */
     auto send_numbers = [&](int h, int token, int valid) {
         uint32_t to = shared_address(block.shared + z::NUMBERS) + step % z::STAGES * z::LINE;
         int64_t at = static_cast<int64_t>(h) * p.tokens + token;
@@ -85,7 +99,8 @@ __device__ inline void feed_keys(const attention_problem &p, const attention_dat
         attention_tile tile;
         int head = number % p.key_heads, rank = number / p.key_heads, ranks = items.count / p.key_heads;
         if (GROUPS == 1 && rank >= ranks / 2)
-            rank = ranks - 1 - (rank - ranks / 2); /* a long walk beside a short one */
+            /* Two blocks share a multiprocessor: a long walk beside a short one. */
+            rank = ranks - 1 - (rank - ranks / 2);
         if (!find_ranked<z::ROWS>(p, rank, true, &tile)) return;
         int first = block.first_query_of(p, tile), walk = block.walk_of(p, tile);
         int token = tile.first + tile.start, valid = tile.n - tile.start;
@@ -112,6 +127,8 @@ __device__ inline void feed_keys(const attention_problem &p, const attention_dat
     feeder.finish(block.item, block.own.full(tiles), 2);
 }
 
+/* A product warpgroup: 64 keys of every item; a warp has 16 of them. Scores are transposed, so lse
+ * and delta belong to columns: they come from shared memory with the tile. */
 template <typename T, int WIDE, int GROUPS, bool CAP>
 __device__ inline void multiply_keys(const attention_problem &p, const attention_data &data,
                                      const keys_block<WIDE, GROUPS> &block, int group)
@@ -157,7 +174,7 @@ __device__ inline void multiply_keys(const attention_problem &p, const attention
             make_weights<CAP>(p, s, lse_of);
             round_weights<T, CAP>(p, s, weights, lse_of);
             wgmma_settle(s);
-            block.queries.await_full(step); /* as it is: what stands before it stays before it */
+            block.queries.await_full(step); /* complete already; keeps P before the wait below */
             wgmma_wait<0>();
             wgmma_settle(d);
             make_slopes<T, CAP>(p, s, d, slopes, lse_of, delta_of);
@@ -178,18 +195,21 @@ __device__ inline void multiply_keys(const attention_problem &p, const attention
         int64_t at = (static_cast<int64_t>(tile.first + tile.start) * p.key_heads + item.head) * p.size;
         int64_t k_step = static_cast<int64_t>(p.key_heads) * p.size;
         char *out = block.shared + z::OUT;
-        if constexpr (GROUPS == 1) nbl_sm90::warpgroup_sync(TURNS); /* it takes the place of K */
+        /* `out` is K's tile: all warps must have read K. */
+        if constexpr (GROUPS == 1) nbl_sm90::warpgroup_sync(TURNS);
         if (data.dk)
             store_lines<ROWS>(out, static_cast<T *>(data.dk) + at, k_step, warp * 16, tile.n - tile.start, dk,
                               scale, p);
         if (data.dv)
             store_lines<ROWS>(out, static_cast<T *>(data.dv) + at, k_step, warp * 16, tile.n - tile.start, dv,
                               one, p);
-        if constexpr (GROUPS == 1) fence_proxy_async(); /* to the copies, that is */
+        /* The tile was written by stores; TMA writes it next. */
+        if constexpr (GROUPS == 1) fence_proxy_async();
         block.own.release(tiles);
     }
 }
 
+/* One block per multiprocessor with GROUPS = 2, two with GROUPS = 1. Roles as in forward_sm90. */
 template <typename T, int WIDE, int GROUPS, bool CAP>
 __global__ void __launch_bounds__(keys_shape<WIDE, GROUPS>::THREADS, 3 - GROUPS)
     backward_keys_sm90(const __grid_constant__ attention_problem p,

@@ -1,17 +1,32 @@
-/* attention_mma.cu - attention of f16 and bf16 on the tensor cores (mma.m16n8k16), heads of up to 256.
+/* attention_mma.cu - attention of f16 and bf16 with mma.m16n8k16, heads of up to 256.
  *
- * Three kernels of one shape: a block of 4 warps owns a tile of rows for good and walks over the tiles of
- * the other side, of which the next one is on its way (cp.async) while this one is worked on. Products of
- * 16 rows by 8 columns; sums and softmax in f32 registers. A score stays in registers from the product that
- * makes it to the one that takes it: as an accumulator its layout is that of a left operand.
+ * Three kernels of one shape. A block of 4 warps keeps a tile of rows for its whole life and walks
+ * over the tiles of the other side. There are two stages in shared memory: cp.async fills one while
+ * the warps multiply the other. Sums and softmax are f32 in registers. A score never leaves the
+ * registers: the layout of an accumulator is also the layout of a left operand.
  *
- *     forward          rows: 128 queries of a head      tiles: 64 keys       S = Q·Kᵀ, O += P·V
- *     backward_keys    rows: 64 keys of a key head      tiles: 64 queries, of every head that shares the keys
- *                                                       Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q
- *     backward_queries rows: 128 queries of a head      tiles: 32 keys       S, dP, dQ += dS·K
+ *     forward            rows: 128 queries of a head    tiles: 64 keys
+ *                        S = Q·Kᵀ, O += P·V
+ *     backward_keys      rows: 64 keys of a key head    tiles: 64 queries, each head of the group
+ *                        Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q
+ *     backward_queries   rows: 128 queries of a head    tiles: 32 keys
+ *                        S, dP, dQ += dS·K
  *
- * Backward makes S and dP twice, 7 products instead of 5, and for that needs no sums across blocks: every
- * gradient is written once, its terms added in a fixed order. */
+ * Heads of more than 128 take 64 queries as rows. Heads of up to 64 take tiles of 64 keys in
+ * backward_queries.
+ *
+ * The loop of all three:
+ *
+ *     start the copies of the rows and of tile 0
+ *     for each tile:   wait for its copies, __syncthreads   all see it; the other stage is free
+ *                      start the copies of the next tile
+ *                      products, softmax or its gradient, products
+ *
+ * Backward computes S and dP twice: 7 products instead of 5. In return no sum crosses blocks. Every
+ * gradient is written once, and its terms are added in a fixed order.
+ *
+ * Cost: 4·D FLOP per (query, key) pair that is seen in forward, 14·D in backward. Limit: the tensor
+ * cores at the rate of mma.sync. */
 #include "ops/attention/cuda/attention_tiles.cuh"
 
 using namespace nbl_cuda;
@@ -23,6 +38,8 @@ constexpr int THREADS = 128, WARPS = THREADS / 32;
 
 /* ---- instructions ---- */
 
+/* Loads four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix
+ * l / 8. The transposed form gives each lane a column instead of a row. */
 __device__ inline void load_matrices(uint32_t *r, uint32_t from)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -37,6 +54,7 @@ __device__ inline void load_matrices_transposed(uint32_t *r, uint32_t from)
                  : "r"(from)
                  : "memory");
 }
+/* sums[16, 8] += a[16, 16] · b[16, 8] by a warp: 4 sums per lane. */
 template <typename T> __device__ void multiply(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1);
 template <> __device__ inline void multiply<__half>(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1)
 {
@@ -56,8 +74,9 @@ __device__ inline void multiply<__nv_bfloat16>(float *sums, const uint32_t *a, u
 
 /* ---- products ---- */
 
-/* sums[M x 16 rows, N x 8 columns] += A · Bᵀ over WIDE columns: A from row `row` of its tile
- * of ROWS, B all N x 8 rows of its own. */
+/* sums[M x 16 rows, N x 8 columns] += A · Bᵀ over WIDE columns. A starts at row `row` of a tile of
+ * ROWS rows. B is a whole tile of N x 8 rows. A warp reads each fragment of B once and uses it M
+ * times. */
 template <typename T, int ROWS, int WIDE, int M, int N>
 __device__ inline void multiply_tiles(float (&sums)[M][N][4], const char *a, int row, const char *b)
 {
@@ -83,8 +102,8 @@ __device__ inline void multiply_tiles(float (&sums)[M][N][4], const char *a, int
     }
 }
 
-/* sums[M x 16 rows, N x 8 columns] += P · B, where P[M x 16, K x 8] are accumulators and B the rows of a
- * tile from its column chunk `chunk`. */
+/* sums[M x 16 rows, N x 8 columns] += P · B. P[M x 16, K x 8] are accumulators of an earlier
+ * product. B is a tile of K x 8 rows; its columns start at 8 · chunk. */
 template <typename T, int M, int K, int N>
 __device__ inline void multiply_scores(float (&sums)[M][N][4], const float (&scores)[M][K][4], const char *b,
                                        int chunk)
@@ -110,12 +129,17 @@ __device__ inline void multiply_scores(float (&sums)[M][N][4], const float (&sco
 
 /* ---- forward ---- */
 
+/* Shared memory: Q | K, V of stage 0 | K, V of stage 1. BYTES is 48 KiB for heads of up to 64,
+ * 96 KiB for 128 and 160 KiB for 256. */
 template <int WIDE> struct forward_shape {
     static constexpr int M = WIDE <= 128 ? 2 : 1, ROWS = WARPS * 16 * M, KEYS = 64, N = KEYS / 8;
     static constexpr int TILE = KEYS * WIDE * 2, BYTES = ROWS * WIDE * 2 + 4 * TILE;
-    static constexpr int BLOCKS = WIDE <= 128 ? 2 : 1; /* of a multiprocessor */
+    static constexpr int BLOCKS = WIDE <= 128 ? 2 : 1; /* per multiprocessor */
 };
 
+/* out = softmax(scale · Q·Kᵀ) · V, and lse. A block: ROWS queries of one head. A warp: 16·M of
+ * these queries against all keys of the walk, so the softmax needs no other warp. The grid has a
+ * block for every slot of find_tile and every head. */
 template <typename T, int WIDE>
 __global__ void __launch_bounds__(THREADS, forward_shape<WIDE>::BLOCKS)
     forward_mma(const __grid_constant__ attention_problem p, const __grid_constant__ attention_data data)
@@ -144,15 +168,17 @@ __global__ void __launch_bounds__(THREADS, forward_shape<WIDE>::BLOCKS)
     load_tile<T, THREADS, z::KEYS, WIDE>(tiles + z::TILE, v + first * k_step, k_step, tile.n - first, p);
     copies_sent();
 
+    /* top: the largest logit so far. total: Σ 2^(logit - top), this lane's columns only. */
     float out[M][WIDE / 8][4] = {}, top[M][2], total[M][2], factor = logit_factor(p);
 #pragma unroll
     for (int m = 0; m < M; m++) begin_rows(p, head, top[m], total[m]);
 
-    int row0 = tile.start + warp * 16 * M; /* of this warp, in the sequence */
+    int row0 = tile.start + warp * 16 * M; /* first query of this warp, in the sequence */
     for (int j = first, stage = 0; j < end; j += z::KEYS, stage ^= 1) {
         char *tile_k = tiles + stage * 2 * z::TILE, *next = tiles + (stage ^ 1) * 2 * z::TILE;
         await_copies();
         __syncthreads();
+        /* All warps have passed the barrier, so nobody reads `next` any more. */
         if (j + z::KEYS < end) {
             int64_t at = (j + z::KEYS) * k_step;
             load_tile<T, THREADS, z::KEYS, WIDE>(next, k + at, k_step, tile.n - j - z::KEYS, p);
@@ -162,6 +188,7 @@ __global__ void __launch_bounds__(THREADS, forward_shape<WIDE>::BLOCKS)
 
         float s[M][N][4] = {};
         multiply_tiles<T, z::ROWS, WIDE>(s, shared_q, warp * 16 * M, tile_k);
+        /* Only tiles on the diagonal, at a window's edge or at the end need masks. */
         bool hide = !all_seen(p, row0, 16 * M, j, z::KEYS, tile.n);
 #pragma unroll
         for (int m = 0; m < M; m++) {
@@ -185,7 +212,8 @@ __global__ void __launch_bounds__(THREADS, forward_shape<WIDE>::BLOCKS)
 
 /* ---- backward ---- */
 
-/* s becomes P and d becomes dS / scale, given the row's lse and delta. */
+/* In: s = q·k, d = dP. Out: s = P = 2^(logit - lse), d = dS / scale = P · (dP - delta) · slope of
+ * the cap. lse and delta are those of the query. */
 template <bool CAP>
 __device__ inline void weigh(const attention_problem &p, float &s, float &d, float lse, float delta)
 {
@@ -194,15 +222,21 @@ __device__ inline void weigh(const attention_problem &p, float &s, float &d, flo
     s = weight;
 }
 
+/* Shared memory: K | V | stage 0 | stage 1. BYTES is 49 KiB for heads of up to 64, 97 KiB for 128
+ * and 193 KiB for 256. */
 template <int WIDE> struct keys_shape {
     static constexpr int ROWS = WARPS * 16, QUERIES = 64, N = QUERIES / 8;
-    static constexpr int COLUMNS = WIDE <= 128 ? WIDE : 128; /* of dk and dv that a block makes */
+    /* Columns of dK and dV per block: 256 do not fit in registers. */
+    static constexpr int COLUMNS = WIDE <= 128 ? WIDE : 128;
     static constexpr int TILE = QUERIES * WIDE * 2,
                          STAGE = 2 * TILE + 2 * QUERIES * 4; /* Q, dO, lse, delta */
     static constexpr int BYTES = 2 * ROWS * WIDE * 2 + 2 * STAGE;
     static constexpr int BLOCKS = WIDE <= 128 ? 2 : 1;
 };
 
+/* dK and dV. A block: ROWS keys of one key head and COLUMNS columns of their gradients
+ * (blockIdx.y). A warp: 16 keys. The walk goes over all queries that see the keys, for each query
+ * head of the group in turn. With heads of more than 128, two blocks compute the same S and dP. */
 template <typename T, int WIDE, bool CAP>
 __global__ void __launch_bounds__(THREADS, keys_shape<WIDE>::BLOCKS)
     backward_keys_mma(const __grid_constant__ attention_problem p,
@@ -225,6 +259,8 @@ __global__ void __launch_bounds__(THREADS, keys_shape<WIDE>::BLOCKS)
     int first = first_query(p, tile.start) / z::QUERIES * z::QUERIES;
     int walk = (end_query(p, last, tile.n) - first + z::QUERIES - 1) / z::QUERIES; /* tiles, for each head */
 
+    /* Starts the copies of step `step`: Q and dO, and 64 lse2 by threads 0 … 63, 64 delta by the
+     * others. Rows past the sequence are zeros, so their products are zeros. */
     auto fetch = [&](int step, int stage) {
         int h = head * p.group + step / walk, i = first + step % walk * z::QUERIES;
         int64_t token = tile.first + i, at = (token * p.heads + h) * p.size;
@@ -256,6 +292,7 @@ __global__ void __launch_bounds__(THREADS, keys_shape<WIDE>::BLOCKS)
         if (step + 1 < steps) fetch(step + 1, stage ^ 1);
         copies_sent();
 
+        /* Transposed scores: rows are keys, columns are queries. */
         float s[1][N][4] = {}, d[1][N][4] = {};
         multiply_tiles<T, z::ROWS, WIDE>(s, shared_k, warp * 16, q);
         multiply_tiles<T, z::ROWS, WIDE>(d, shared_v, warp * 16, dout);
@@ -281,6 +318,8 @@ __global__ void __launch_bounds__(THREADS, keys_shape<WIDE>::BLOCKS)
         store_rows(static_cast<T *>(data.dv) + k_at, k_step, warp * 16, valid, dv[0], one, column, p);
 }
 
+/* Shared memory: Q | dO | K, V of stage 0 | K, V of stage 1. BYTES is 64 KiB for heads of up to 64,
+ * 96 KiB for 128 and 128 KiB for 256. */
 template <int WIDE> struct queries_shape {
     static constexpr int M = WIDE <= 128 ? 2 : 1, ROWS = WARPS * 16 * M, KEYS = WIDE <= 64 ? 64 : 32,
                          N = KEYS / 8;
@@ -288,6 +327,8 @@ template <int WIDE> struct queries_shape {
     static constexpr int BLOCKS = WIDE <= 128 ? 2 : 1;
 };
 
+/* dQ, and Σ P · dP of every query if the gradient of the sinks needs it. Blocks and warps as in
+ * forward. The tile of K serves two products: S by its rows, dQ by its columns. */
 template <typename T, int WIDE, bool CAP>
 __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
     backward_queries_mma(const __grid_constant__ attention_problem p,
@@ -329,6 +370,7 @@ __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
             lse[m][half] = data.lse2[at];
             delta[m][half] = data.delta[at];
         }
+    /* lse and delta belong to the rows here, so they stay in registers for the whole walk. */
     for (int j = first, stage = 0; j < end; j += z::KEYS, stage ^= 1) {
         char *tile_k = tiles + stage * 2 * z::TILE, *next = tiles + (stage ^ 1) * 2 * z::TILE;
         await_copies();
@@ -384,7 +426,8 @@ template <bool BACKWARD> const char *can_run(const nbl_context *ctx, const void 
     return NULL;
 }
 
-/* Blocks of a launch whose tiles have `rows` rows. */
+/* Blocks of a launch whose tiles have `rows` rows: an upper bound, since the host does not know the
+ * sequences. At least one block runs, to check cu_seqlens. */
 unsigned blocks_for(const attention_problem &p, int rows, int heads)
 {
     int64_t blocks = (static_cast<int64_t>(p.tokens) / rows + p.sequences) * heads;

@@ -1,8 +1,19 @@
-/* attention_queries.cuh - backward over keys for dQ, on Hopper, and what the other walk needs of every row: lse by
- * head, and Σ dO·O. Internal to attention_backward_sm90.cu.
+/* attention_queries.cuh - backward over keys for dQ, for compute capability 9.0. It also writes
+ * what the walk over queries needs of every row: lse by head in units of log 2, and delta = Σ dO·O.
+ * Internal to attention_backward_sm90.cu.
  *
- * A block as in attention_sm90.cu. A warpgroup's turn sends dQ += dS·K of the keys before and S = Q·Kᵀ and
- * dP = dO·Vᵀ of the next; out of its turn it makes P while dP is under way, then dS. */
+ * A block as in attention_sm90.cu: a feeder and two product warpgroups of 64 queries, which take
+ * turns.
+ *
+ *     in its turn       issue S = Q·Kᵀ and dP = dO·Vᵀ
+ *     out of its turn   P while dP runs, then dS, then dQ += dS·K
+ *
+ * The dQ product does not wait for a turn: it is issued as soon as dS is in registers. dQ stays in
+ * registers over the whole walk.
+ *
+ * Shared memory, heads of up to 128 (up to 64): Q 32 KiB (16) | dO 32 (16) | K 2 x 32 (4 x 16) |
+ * V 2 x 32 (4 x 16) | O, later dQ, 32 (16) | barriers, item: 225 KiB (177), one block per
+ * multiprocessor. Cost: 6·D FLOP per (query, key) pair. Limit: the tensor cores. */
 #ifndef NBL_CUDA_ATTENTION_QUERIES_CUH
 #define NBL_CUDA_ATTENTION_QUERIES_CUH
 
@@ -11,9 +22,10 @@
 namespace nbl_cuda
 {
 
+/* Sizes and offsets in shared memory, in bytes. */
 template <int WIDE> struct queries_shape {
     static constexpr int GROUPS = 2, THREADS = (1 + GROUPS) * 128, ROWS = GROUPS * 64;
-    static constexpr int FEEDER = 40; /* registers */
+    static constexpr int FEEDER = 40; /* registers per thread of the feeder */
     static constexpr int KEYS = 128, N = KEYS / 8, STAGES = 256 / WIDE;
     static constexpr int Q = 0, OWN = ROWS * WIDE * 2, DOUT = OWN, TILE = KEYS * WIDE * 2, K = DOUT + OWN,
                          V = K + STAGES * TILE, OUT = V + STAGES * TILE, BARRIERS = OUT + OWN;
@@ -25,7 +37,7 @@ template <int WIDE> struct queries_block {
     typedef queries_shape<WIDE> z;
     char *shared;
     ring<1> own; /* Q, dO and the item */
-    ring<1> out; /* O, and then the place through which dQ goes */
+    ring<1> out; /* O; later the warps store dQ through the same tile */
     ring<z::STAGES> keys, values;
     uint32_t spare;
     attention_item *item;
@@ -41,6 +53,7 @@ template <int WIDE> struct queries_block {
     }
     __device__ void make_barriers() const
     {
+        /* own: two tiles, Q and dO. Readers release once per warp. */
         own.make(2, 4 * z::GROUPS);
         out.make(1, 4 * z::GROUPS);
         keys.make(1, 4 * z::GROUPS);
@@ -50,6 +63,8 @@ template <int WIDE> struct queries_block {
     }
 };
 
+/* The feeder: per item Q and dO, then K and V of the walk. O follows the first K and V, because the
+ * products of the first tile do not need it. */
 template <typename T, int WIDE>
 __device__ inline void feed_queries(const attention_problem &p, const attention_data &data,
                                     const attention_maps &maps, const attention_items &items,
@@ -89,7 +104,8 @@ __device__ inline void feed_queries(const attention_problem &p, const attention_
     feeder.finish(block.item, block.own.full(tiles), 2);
 }
 
-/* Σ a · b of row lane / 2 of the 16 from `row`, of two tiles. A lane has one half of the columns. */
+/* Σ a · b over the columns of two tiles, for row lane / 2 of the 16 from `row`. Two lanes share a
+ * row: each sums one half of the columns. */
 template <typename T, int ROWS, int WIDE>
 __device__ inline float multiply_rows(const char *a, const char *b, int row)
 {
@@ -98,7 +114,8 @@ __device__ inline float multiply_rows(const char *a, const char *b, int row)
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-        int chunk = half * COUNT + (WIDE == 128 ? i ^ half * 4 : i); /* never two lanes at one bank */
+        /* The two halves never meet in a bank. */
+        int chunk = half * COUNT + (WIDE == 128 ? i ^ half * 4 : i);
         pack<T> x = *reinterpret_cast<const pack<T> *>(a + address_of<ROWS>(r, chunk)),
                 y = *reinterpret_cast<const pack<T> *>(b + address_of<ROWS>(r, chunk));
 #pragma unroll
@@ -107,6 +124,10 @@ __device__ inline float multiply_rows(const char *a, const char *b, int row)
     return sum + __shfl_xor_sync(WARP, sum, 1);
 }
 
+/* A product warpgroup: 64 queries of every item; a warp has 16 of them. SUMS: also Σ P · dP of
+ * every query, for the gradient of the sinks.
+ *
+ * Releases: V after dP; Q and dO after the last dP; K after dQ, which reads it a second time. */
 template <typename T, int WIDE, bool CAP, bool SUMS>
 __device__ inline void multiply_queries(const attention_problem &p, const attention_data &data,
                                         const queries_block<WIDE> &block, int group)
@@ -130,7 +151,8 @@ __device__ inline void multiply_queries(const attention_problem &p, const attent
         int j = first;
         float dq[WIDE / 8][4] = {}, s[N][4], d[N][4], lse[2], delta[2], sums[2] = {};
         uint32_t slopes[N / 2][4];
-        /* Of the warp's 16 rows a lane looks after row lane / 2, and works on lane / 4 and the one 8 below. */
+        /* lse and delta: a lane computes those of row lane / 2 of the warp's 16. Its scores are in
+         * rows lane / 4 and lane / 4 + 8, so it gets their values by shuffles. */
         const int own_row = row0 + lane / 2, half_row = lane / 4 * 2;
         const bool keeps = lane % 2 == 0 && own_row < tile.n;
         const int64_t row_at = static_cast<int64_t>(item.head) * p.tokens + tile.first + own_row;
@@ -139,6 +161,7 @@ __device__ inline void multiply_queries(const attention_problem &p, const attent
             own_lse = data.lse[static_cast<int64_t>(tile.first + own_row) * p.heads + item.head] * LOG2_E;
         if (keeps) data.lse2[row_at] = own_lse;
         for (int half = 0; half < 2; half++) lse[half] = __shfl_sync(WARP, own_lse, half_row + half * 16);
+        /* delta = Σ dO·O of the rows, while the first products run. */
         auto make_delta = [&]() {
             block.out.await_full(tiles);
             float sum = multiply_rows<T, ROWS, WIDE>(block.shared + z::DOUT, block.shared + z::OUT,
@@ -172,7 +195,7 @@ __device__ inline void multiply_queries(const attention_problem &p, const attent
             if (!all_seen(p, row0, 16, j, KEYS, tile.n)) hide_keys(p, s, row0, j, tile.n, unseen);
             make_weights<CAP>(p, s, lse_of);
             wgmma_settle(s);
-            block.values.await_full(step); /* as it is: what stands before it stays before it */
+            block.values.await_full(step); /* complete already; keeps P before the wait below */
             wgmma_wait<0>();
             wgmma_settle(d);
             block.values.release(step);
@@ -197,11 +220,12 @@ __device__ inline void multiply_queries(const attention_problem &p, const attent
             store_lines<ROWS>(block.shared + z::OUT, static_cast<T *>(data.dq) + at,
                               static_cast<int64_t>(p.heads) * p.size, warp * 16, tile.n - tile.start, dq,
                               scale, p);
-        fence_proxy_async(); /* to the copies, that is */
+        fence_proxy_async(); /* the tile was written by stores; TMA writes it next */
         block.out.release(tiles);
     }
 }
 
+/* One block per multiprocessor, roles as in forward_sm90. Block 0 checks cu_seqlens. */
 template <typename T, int WIDE, bool CAP, bool SUMS>
 __global__ void __launch_bounds__(queries_shape<WIDE>::THREADS, 1)
     backward_queries_sm90(const __grid_constant__ attention_problem p,

@@ -1,5 +1,5 @@
-/* attention_slopes.cuh - what both walks of backward on Hopper do with scores. Internal to
- * attention_backward_sm90.cu. */
+/* attention_slopes.cuh - shared by both walks of backward for compute capability 9.0: from scores
+ * to P and dS in registers. Internal to attention_backward_sm90.cu. */
 #ifndef NBL_CUDA_ATTENTION_SLOPES_CUH
 #define NBL_CUDA_ATTENTION_SLOPES_CUH
 
@@ -8,7 +8,7 @@
 namespace nbl_cuda
 {
 
-/* s becomes P, unless a cap needs it once more. `lse_of(n, e)` is that of s[n][e]. */
+/* s becomes P. With a cap s stays: the slope needs it too. `lse_of(n, e)` is the lse of s[n][e]. */
 template <bool CAP, int N, typename Lse>
 __device__ inline void make_weights(const attention_problem &p, float (&s)[N][4], Lse lse_of)
 {
@@ -19,7 +19,7 @@ __device__ inline void make_weights(const attention_problem &p, float (&s)[N][4]
             for (int e = 0; e < 4; e++) s[n][e] = weight_of<CAP>(p, s[n][e], lse_of(n, e));
     }
 }
-/* P of what make_weights left. */
+/* P of an element that make_weights has seen. */
 template <bool CAP> __device__ inline float weight_again(const attention_problem &p, float s, float lse)
 {
     return CAP ? weight_of<CAP>(p, s, lse) : s;
@@ -39,8 +39,8 @@ __device__ inline void round_weights(const attention_problem &p, const float (&s
                 weight_again<CAP>(p, s[n][half * 2 + 1], lse_of(n, half * 2 + 1)));
 }
 
-/* dS / scale as a left operand, from what make_weights left and dP. All of dP is done with before the first
- * operand is made, so that these take its registers. */
+/* dS / scale as a left operand, from s after make_weights and d = dP. wgmma_settle keeps the
+ * compiler from rounding before all of d is final, so the operands can take the registers of d. */
 template <typename T, bool CAP, int N, typename Lse, typename Delta>
 __device__ inline void make_slopes(const attention_problem &p, const float (&s)[N][4], float (&d)[N][4],
                                    uint32_t (&slopes)[N / 2][4], Lse lse_of, Delta delta_of)
@@ -55,7 +55,7 @@ __device__ inline void make_slopes(const attention_problem &p, const float (&s)[
     round_scores<T>(slopes, d);
 }
 
-/* sums += P · dP of the rows of queries. */
+/* sums += P · dP of this lane's two rows of queries. */
 template <bool CAP, int N>
 __device__ inline void add_sums(const attention_problem &p, const float (&s)[N][4], const float (&d)[N][4],
                                 const float (&lse)[2], float (&sums)[2])

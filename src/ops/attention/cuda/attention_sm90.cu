@@ -1,10 +1,19 @@
-/* attention_sm90.cu - attention of f16 and bf16 on Hopper's matrix unit, heads of up to 128: forward.
- * Compiled for sm_90a.
+/* attention_sm90.cu - forward attention of f16 and bf16 with wgmma, heads of up to 128. Compiled
+ * for sm_90a.
  *
- * A block is a feeder (attention_feed.cuh) and GROUPS warpgroups of 64 rows each, which take turns: while
- * the products of one are made, the others do their softmax. Within a warpgroup S of the next keys and
- * O += P·V of these are sent together, and the softmax of the next runs beside the latter.
- * Limit: the matrix unit, and the exponentials. */
+ * A block has a feeder warpgroup (attention_feed.cuh) and GROUPS = 2 product warpgroups of 64
+ * queries each. The two take turns: while the products of one run, the other does its softmax.
+ * Within a warpgroup S of the next keys and O += P·V of these keys are issued together, and the
+ * softmax of the next keys runs beside the second product.
+ *
+ *     group 0   S1 issue, O0 issue | softmax 1 ........ | S2, O1 | softmax 2 ...
+ *     group 1   .. softmax 0 ..... | S1, O0             | softmax 1 ........ | S2, O1
+ *
+ * Shared memory, heads of up to 128 (up to 64), in KiB: Q 32 (16), K 2 x 32 (4 x 16), V 2 x 32
+ * (4 x 16), O 32 (16), then barriers and the item: 193 (161), so one block per multiprocessor.
+ *
+ * Cost: 4·D FLOP per (query, key) pair that is seen. Limit: the tensor cores at the rate of wgmma,
+ * and the unit that computes 2^x (16 per cycle and multiprocessor). */
 #include "ops/attention/cuda/attention_feed.cuh"
 
 using namespace nbl_cuda;
@@ -14,20 +23,20 @@ namespace
 
 template <int WIDE> struct forward_shape {
     static constexpr int GROUPS = 2, THREADS = (1 + GROUPS) * 128, ROWS = GROUPS * 64;
-    static constexpr int FEEDER = 40; /* registers */
+    static constexpr int FEEDER = 40; /* registers per thread of the feeder */
     static constexpr int KEYS = 128, N = KEYS / 8, STAGES = 256 / WIDE;
-    /* Places in shared memory. */
+    /* Offsets in shared memory, in bytes. */
     static constexpr int Q = 0, K = ROWS * WIDE * 2, TILE = KEYS * WIDE * 2, V = K + STAGES * TILE,
                          OUT = V + STAGES * TILE, BARRIERS = OUT + ROWS * WIDE * 2;
     static constexpr int ITEM = BARRIERS + ring<1>::BYTES + 2 * ring<STAGES>::BYTES + 8;
     static constexpr int BYTES = TILE_ALIGNMENT + ITEM + static_cast<int>(sizeof(attention_item));
 };
 
-/* What all warpgroups of a block know. */
+/* Shared memory of a block: addresses of tiles and barriers. */
 template <int WIDE> struct forward_block {
     typedef forward_shape<WIDE> z;
     char *shared;
-    ring<1> queries; /* with them comes the item */
+    ring<1> queries; /* Q; `item` is written with it */
     ring<z::STAGES> keys, values;
     uint32_t spare;
     attention_item *item;
@@ -43,6 +52,7 @@ template <int WIDE> struct forward_block {
     }
     __device__ void make_barriers() const
     {
+        /* One arrival of the feeder; one release per warp of the product warpgroups. */
         queries.make(1, 4 * z::GROUPS);
         keys.make(1, 4 * z::GROUPS);
         values.make(1, 4 * z::GROUPS);
@@ -51,6 +61,8 @@ template <int WIDE> struct forward_block {
     }
 };
 
+/* The feeder: per item Q once, then K and V of its walk. K runs one tile ahead of V, in the order
+ * in which the products need them: K0, K1, V0, K2, V1, … */
 template <typename T, int WIDE>
 __device__ inline void feed(const attention_problem &p, const attention_data &data,
                             const attention_maps &maps, const attention_items &items,
@@ -58,7 +70,7 @@ __device__ inline void feed(const attention_problem &p, const attention_data &da
 {
     typedef forward_shape<WIDE> z;
     feeder feeder = {p, block.spare};
-    int tiles = 0, step = 0; /* blocks of keys, over all tiles */
+    int tiles = 0, step = 0; /* step: tiles of keys, over all items */
     feeder.for_items(items, [&](int number) {
         attention_tile tile;
         int head = number % p.heads, key_head = head / p.group;
@@ -84,7 +96,12 @@ __device__ inline void feed(const attention_problem &p, const attention_data &da
     feeder.finish(block.item, block.queries.full(tiles), 1);
 }
 
-/* BENT: the products are not logits up to a positive factor: there is a cap, or the scale is negative. */
+/* A product warpgroup: 64 queries of every item; a warp has 16 of them. BENT: there is a cap or a
+ * negative scale, so scores need make_logits. Otherwise a logit is the score times a positive
+ * factor.
+ *
+ * The second values.await_full of a step returns at once, since that phase has completed. It is a
+ * volatile access, so the compiler cannot move the softmax past it and behind wgmma_wait. */
 template <typename T, int WIDE, bool BENT>
 __device__ inline void multiply(const attention_problem &p, const attention_data &data,
                                 const forward_block<WIDE> &block, int group)
@@ -107,12 +124,15 @@ __device__ inline void multiply(const attention_problem &p, const attention_data
         int j = first_key_of<KEYS>(p, tile);
         float out[WIDE / 8][4] = {}, s[N][4], top[2], total[2], before[2];
         uint32_t weights[N / 2][4];
+        /* Mask and softmax of the scores s of keys j … j + KEYS - 1. After the last scores Q is
+         * free. */
         auto soften_keys = [&]() {
             if (j + KEYS >= end) block.queries.release(tiles);
             if constexpr (BENT) make_logits(p, s);
             if (!all_seen(p, row0, 16, j, KEYS, tile.n)) hide_keys(p, s, row0, j, tile.n, -INFINITY);
             soften(s, factor, top, total, before);
         };
+        /* The first scores: no O yet to run beside them. */
         begin_rows(p, head, top, total);
         block.keys.await_full(step);
         wgmma_fence();
@@ -133,7 +153,7 @@ __device__ inline void multiply(const attention_problem &p, const attention_data
             multiply_scores<T>(out, weights, values + block.values.slot(step) * z::TILE);
             wgmma_commit();
             end_turn<z::GROUPS>(group);
-            wgmma_wait<1>();
+            wgmma_wait<1>(); /* S is complete; O may still run */
             wgmma_settle(s);
             block.keys.release(step + 1);
             j += KEYS;
@@ -146,6 +166,7 @@ __device__ inline void multiply(const attention_problem &p, const attention_data
             rescale(out, before);
             round_scores<T>(weights, s);
         }
+        /* O of the last keys. */
         block.values.await_full(step);
         wgmma_fence();
         multiply_scores<T>(out, weights, values + block.values.slot(step) * z::TILE);
@@ -162,6 +183,8 @@ __device__ inline void multiply(const attention_problem &p, const attention_data
     }
 }
 
+/* One block per multiprocessor. Thread 0 initialises the barriers; then every warpgroup has its
+ * role and the block has no common barrier any more. With p.wide one warp feeds, else all four. */
 template <typename T, int WIDE, bool BENT>
 __global__ void __launch_bounds__(forward_shape<WIDE>::THREADS, 1)
     forward_sm90(const __grid_constant__ attention_problem p, const __grid_constant__ attention_data data,

@@ -1,16 +1,27 @@
-/* attention_step.cu - one query per sequence, turned, against its cache and the new key and value, which go there.
+/* attention_step.cu - one token per sequence: rope of q and k, the new key and value into the
+ * cache, attention over the cache.
  *
- * Decoding a token takes one such call per layer: what counts is how long the way through it is, not the memory. One launch
- * (attention_step_fast) of clusters of RANKS blocks, one for each sequence and (8 query heads of) a key head:
+ * Generation makes one such call per layer, so latency counts more than memory. attention_step_fast
+ * is one launch with clusters of RANKS blocks, a cluster per sequence and (8 query heads of) key
+ * head:
  *
- *     a warp    16 keys (32 with short heads) at a time, as in attention_decode_mma.cu; q is turned in registers, where
- *               both halves of a head lie in one lane, and so is the new key by the warp that meets it, which writes it
- *     a block   keys a whole cluster's stride apart; its warps are added in their order
- *     cluster   rank h gets the sums of query head h from all ranks and adds them in their order
+ *     warp      16 keys at a time, 32 with short heads, as in attention_decode_mma.cu. It rotates
+ *               q in registers: a lane holds both halves of a pair. The warp that meets the new
+ *               key rotates it and writes it to the cache
+ *     block     rank r takes splits r, r + RANKS, …; its warps are added in their order
+ *     cluster   rank h gets head h's sums from all ranks, adds them in rank order, stores out
  *
- * It begins before its predecessor is done (dependent_launch.cuh) and until then fetches the cache into the second-level cache, which
- * changes nothing. Other dtypes, head sizes and devices (attention_step_cuda): one kernel turns and keeps, then
- * attention_decode runs. */
+ * It is a dependent launch (dependent_launch.cuh). Before its predecessor has ended it prefetches
+ * the cache into L2, which changes no value.
+ *
+ *     prologue: barrier, arrive at cluster, prefetch → wait for predecessor → walk over the keys
+ *     → warps to shared → all blocks have started → send heads to ranks → wait for all parts → out
+ *
+ * attention_step_cuda serves other dtypes, head sizes and devices: one kernel rotates and writes
+ * the cache, then attention_decode runs.
+ *
+ * Bytes: K and V of the keys that are seen, once per 8 query heads. Limit: the latency of the chain
+ * for short sequences, memory for long ones. */
 #include "ops/attention/cuda/attention_decode.cuh"
 #include "ops/common/dependent_launch.cuh"
 
@@ -22,18 +33,19 @@ namespace
 constexpr int RANKS = 8, HEADS = 8;
 
 struct step_problem {
-    decode_problem d; /* k and v are the caches */
+    decode_problem d; /* its k and v are the caches */
     const void *new_k, *new_v;
     const float *cosines, *sines;
-    int half; /* dimensions that turn, by two */
+    int half; /* pairs of dimensions that rope rotates */
 };
 
+/* 16 bytes that an earlier kernel may have written, or zeros. */
 __device__ inline uint4 read_if(const void *from, bool real)
 {
     return real ? read_written(from) : make_uint4(0, 0, 0, 0);
 }
 
-/* Eight elements of both halves of a head, turned and rounded; the products are those of rope.cu. */
+/* Rotates eight elements of both halves of a head, and rounds them. Same operations as rope.cu. */
 template <typename T>
 __device__ inline void rotate_eight(const step_problem &p, int b, int at, uint4 *left, uint4 *right)
 {
@@ -58,7 +70,8 @@ __device__ inline void rotate_eight(const step_problem &p, int b, int at, uint4 
     memcpy(left, of_left, 16), memcpy(right, of_right, 16);
 }
 
-/* The new key, eight elements per 32 of each lane, as the products take them. */
+/* Rotates a row of q or the new key, in the layout of the products: lane t has 8 columns of each
+ * 32. */
 template <typename T, int WIDE>
 __device__ inline void rotate_row(const step_problem &p, int b, int t, uint4 (&row)[WIDE / 32])
 {
@@ -66,11 +79,12 @@ __device__ inline void rotate_row(const step_problem &p, int b, int t, uint4 (&r
     for (int i = 0; i < WIDE / 64; i++) rotate_eight<T>(p, b, i * 32 + t * 8, &row[i], &row[i + WIDE / 64]);
 }
 
-/* Keys and values that this block will read, except those of this step. */
+/* Prefetches the keys and values of this rank's first split into L2. Lengths are not known yet, so
+ * it takes all positions up to the cache's size. */
 template <typename T, int WIDE, int SPLIT>
 __device__ inline void fetch_ahead(const step_problem &p, int64_t base, int rank)
 {
-    constexpr int LINES = WIDE * 2 / 128; /* of a key */
+    constexpr int LINES = WIDE * 2 / 128; /* lines of 128 bytes per key */
     int64_t step = static_cast<int64_t>(p.d.key_heads) * p.d.size;
     for (int i = threadIdx.x; i < SPLIT * LINES; i += DECODE_THREADS) {
         int key = rank * SPLIT + i / LINES;
@@ -81,12 +95,20 @@ __device__ inline void fetch_ahead(const step_problem &p, int64_t base, int rank
     }
 }
 
+/* One step for one sequence (blockIdx.y) and up to HEADS query heads of a key head, by a cluster.
+ *
+ * all_here: mbarrier of the parts of this rank's head, RANKS · (WIDE + 2) floats by st.async. It is
+ * initialised before arrive_at_cluster; await_cluster makes sure that all ranks have done so before
+ * anybody sends. The new value goes through registers to the product, the new key too. Neither is
+ * read back from the cache, so no fence is needed. If several blocks share the key head, only the
+ * first (among == 0) writes the cache. */
 template <typename T, int WIDE>
 __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(dependent, const __grid_constant__ step_problem p)
 {
     constexpr int ROUNDS = WIDE <= 64 ? 2 : 1, KEYS = 16 * ROUNDS, SPLIT = DECODE_WARPS * KEYS;
     __shared__ float sums[DECODE_WARPS][HEADS][WIDE], tops[DECODE_WARPS][HEADS], totals[DECODE_WARPS][HEADS];
-    __shared__ float parts[RANKS][WIDE], part_tops[RANKS], part_totals[RANKS]; /* of the head of this rank */
+    /* For this rank's head. */
+    __shared__ float parts[RANKS][WIDE], part_tops[RANKS], part_totals[RANKS];
     __shared__ uint64_t all_here;
     int rank = static_cast<int>(cluster_rank()), unit = blockIdx.x / RANKS, b = blockIdx.y;
     int key_head = unit / p.d.blocks_per_group, among = unit % p.d.blocks_per_group;
@@ -205,7 +227,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(dependent, const _
     total += __shfl_xor_sync(WARP, total, 1);
     total += __shfl_xor_sync(WARP, total, 2);
 
-    /* The warps of the block, in their order; head h to rank h. */
+    /* Adds the warps of the block in their order, and sends head h to rank h. */
 #pragma unroll
     for (int c = 0; c < WIDE / 64; c++)
 #pragma unroll
@@ -214,7 +236,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(dependent, const _
             for (int j = 0; j < 8; j++) sums[warp][g][c * 64 + (t * 2 + e) * 8 + j] = out[c][j][e];
     if (t == 0) tops[warp][g] = top, totals[warp][g] = total;
     __syncthreads();
-    await_cluster(); /* all blocks of it have begun */
+    await_cluster(); /* all blocks of the cluster have initialised all_here */
     for (int h = 0; h < heads; h++) {
         float max = tops[0][h], all = 0, factor[DECODE_WARPS];
 #pragma unroll
@@ -235,6 +257,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(dependent, const _
             send_to_rank(&part_totals[rank], &all_here, static_cast<uint32_t>(h), all);
         }
     }
+    /* Ranks past the last head receive nothing, so nobody writes to their memory any more. */
     if (rank >= heads) return;
     wait_at(&all_here, 0);
     if (seen.y == 0) return;
@@ -258,9 +281,11 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(dependent, const _
     }
 }
 
-/* ---- the general way ---- */
+/* ---- any dtype and head size ---- */
 
-/* A block turns a head of q into `to`, or one of k into the cache, or moves one of v there. */
+/* Steps 1 and 2 of attention_step for one head of one sequence: blocks 0 … Hq - 1 rotate q into
+ * `to`, the next Hkv rotate k into the cache, the last Hkv copy v there. Values are rounded to the
+ * dtype of the computation first, then to that of the cache. */
 __global__ void rotate_and_keep(const __grid_constant__ step_problem p, nbl_dtype kept, void *to)
 {
     int b = blockIdx.y, which = blockIdx.x, size = p.d.size, length = p.d.lengths[b];
@@ -273,7 +298,7 @@ __global__ void rotate_and_keep(const __grid_constant__ step_problem p, nbl_dtyp
     } else {
         int head = (which - p.d.heads) % p.d.key_heads;
         bool value = which >= p.d.heads + p.d.key_heads;
-        if (length < 1 || length > p.d.cached) return; /* attention_decode tells */
+        if (length < 1 || length > p.d.cached) return; /* attention_decode reports the fault */
         from = value ? p.new_v : p.new_k;
         to = const_cast<void *>(value ? p.d.v : p.d.k);
         to_dtype = kept;
@@ -341,7 +366,8 @@ const char *can_fast(const nbl_context *ctx, const void *arguments)
     return nullptr;
 }
 
-/* Addresses are not there yet when implementations are chosen; those of a plan always are aligned. */
+/* Checked at the run: implementations are chosen before addresses exist. A plan's are always
+ * aligned. */
 bool is_all_aligned(const nbl__attention_step *a)
 {
     const void *all[] = {a->q.data,   a->k.data,    a->v.data,     a->cos.data,
@@ -359,6 +385,7 @@ size_t scratch_of(const nbl_context *ctx, const void *arguments)
     return (q + 63) / 64 * 64 + nbl__attention_decode_cuda.scratch(ctx, &decode);
 }
 
+/* Scratch: the rotated q, then the scratch of attention_decode. */
 nbl_status run_general(const nbl__call *call, const void *arguments)
 {
     const nbl__attention_step *a = static_cast<const nbl__attention_step *>(arguments);

@@ -1,7 +1,13 @@
-/* cache.cu - kv_write and take_rows on the device: rows moved, one block per row and stretch of it.
+/* cache.cu - kv_write and take_rows on the device: copies of rows, with at most one rounding.
  *
- * Limit: the memory. 16 bytes per thread where both sides are aligned, single elements otherwise. A row
- * number that is out of range is written down and its row left alone. */
+ *     kv_write    cache[rows[i]] = x[i]         take_rows    y[i] = x[rows[i]]
+ *
+ * A block copies up to 1024 elements of one row: blockIdx.x is i, blockIdx.y the span of the row.
+ * Bytes: every row is read once and written once. Limit: memory. A thread moves 8 elements with
+ * 16-byte accesses if both sides are aligned and the width is a multiple of 8, else single
+ * elements.
+ *
+ * A row index out of range is reported as a fault, and its row is not copied. */
 #include "ops/common/kernel.cuh"
 
 extern "C" {
@@ -13,16 +19,17 @@ using namespace nbl_cuda;
 namespace
 {
 
-enum { THREADS = 128, RUN = 8 }; /* elements that a thread takes at a time */
+enum { THREADS = 128, RUN = 8 }; /* RUN: elements per thread */
 
-/* One rounding; a value that stays in its dtype keeps its bits. */
+/* Rounds once. A value that stays in its dtype keeps its bits, also the payload of a NaN. */
 template <typename To, typename From> __device__ inline To convert(From x)
 {
     if constexpr (std::is_same_v<To, From>) return x;
     else return from_f32<To>(to_f32(x));
 }
 
-/* to[.., width] and from[.., width]; the row numbers are those of `to` (write) or of `from`. */
+/* Copies row i of `from` to row rows[i] of `to` (WRITE), or row rows[i] to row i. Both have `width`
+ * elements per row. `wide`: every row is aligned to 16 bytes. */
 template <typename To, typename From, bool WRITE>
 __global__ void move_rows(To *to, const From *from, const int32_t *rows, int64_t limit, int64_t width,
                           bool wide, nbl__cuda_fault *fault)
@@ -50,7 +57,8 @@ __global__ void move_rows(To *to, const From *from, const int32_t *rows, int64_t
     *reinterpret_cast<out *>(to) = y;
 }
 
-/* cache[rows[i]] = x[i], where the rows of x are `stride` elements apart. */
+/* cache[rows[i]] = x[i], where the rows of x are `stride` elements apart: one element per
+ * thread. */
 template <typename To, typename From>
 __global__ void write_strided_rows(To *to, const From *from, const int32_t *rows, int64_t limit,
                                    int64_t width, int64_t stride, nbl__cuda_fault *fault)

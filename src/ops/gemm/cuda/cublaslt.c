@@ -25,6 +25,7 @@ typedef struct key {
     bool a_transposed, b_transposed, reads_c, pad[3];
 } key;
 
+/* A planned product: an entry of the table, free if not `taken`. */
 typedef struct plan {
     key key;
     bool taken;
@@ -33,6 +34,8 @@ typedef struct plan {
     cublasLtMatmulAlgo_t algorithm;
 } plan;
 
+/* CANDIDATES: algorithms asked of the heuristic. WIDE_ROWS, MIN_WIDE: limits of the rule in
+ * `preferred`. */
 enum { CANDIDATES = 4, WIDE_ROWS = 1024, MIN_WIDE = 512 };
 enum {
     PLANS = 1024,
@@ -69,6 +72,7 @@ struct nbl__blas {
 
 /* ---- the library ---- */
 
+/* Resolves all functions of the library. False: one is missing. */
 static bool find_functions(struct nbl__blas *blas)
 {
     const struct {
@@ -94,6 +98,7 @@ static bool find_functions(struct nbl__blas *blas)
     return true;
 }
 
+/* Frees the table and unloads the library. The handle must be destroyed before. */
 static void close_library(nbl__cuda *cuda, struct nbl__blas *blas)
 {
     nbl__free(cuda->ctx, blas->plans, PLANS * sizeof *blas->plans);
@@ -101,6 +106,7 @@ static void close_library(nbl__cuda *cuda, struct nbl__blas *blas)
     nbl__free(cuda->ctx, blas, sizeof *blas);
 }
 
+/* The newest supported version that the loader finds; NULL: none. */
 static void *load_library(void)
 {
     static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
@@ -216,6 +222,8 @@ static int preferred(const struct nbl__blas *blas, const key *k, const cublasLtM
     return 0;
 }
 
+/* Asks the heuristic for algorithms within the workspace, with deterministic reductions, and stores
+ * one in *p. Swaps a and b like make_plan. */
 static cublasStatus_t choose(const struct nbl__blas *blas, size_t workspace, plan *p)
 {
     cublasLtMatmulPreferenceOpaque_t preference;
@@ -245,6 +253,8 @@ static cublasStatus_t choose(const struct nbl__blas *blas, size_t workspace, pla
     return best[chosen].state;
 }
 
+/* Fills the descriptors of a product and chooses its algorithm. The library computes cᵀ = bᵀ·aᵀ:
+ * its a is our b. i8: sums in 32-bit integers. */
 static cublasStatus_t make_plan(const struct nbl__blas *blas, size_t workspace, const key *k, plan *p)
 {
     bool whole = k->dtype == NBL_DTYPE_I8;
@@ -264,6 +274,7 @@ static cublasStatus_t make_plan(const struct nbl__blas *blas, size_t workspace, 
     return choose(blas, workspace, p);
 }
 
+/* FNV-1a over the bytes of a key, padding included: keys start as zeros. */
 static uint64_t hash_of(const key *k)
 {
     const uint8_t *bytes = (const uint8_t *)k;
@@ -272,7 +283,8 @@ static uint64_t hash_of(const key *k)
     return hash ^ hash >> 32;
 }
 
-/* Finds the plan of a kind of product in the table, or makes it: in the table, or in *once if the table is full. */
+/* Finds the plan of a kind of product in the table. If there is none, plans it: in the table, or in
+ * *once if the table is full. */
 static cublasStatus_t find_plan(struct nbl__blas *blas, size_t workspace, const key *k, plan *once,
                                 plan **result)
 {
@@ -290,6 +302,7 @@ static cublasStatus_t find_plan(struct nbl__blas *blas, size_t workspace, const 
     return CUBLAS_STATUS_SUCCESS;
 }
 
+/* Enqueues a product on the device's stream, planned now or before. */
 static nbl_status multiply(const nbl__call *call, const key *k, const void *a, const void *b, void *c,
                            const void *alpha, const void *beta)
 {

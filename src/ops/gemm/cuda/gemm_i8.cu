@@ -1,5 +1,4 @@
-/* gemm_i8.cu - see gemm_i8.h. A block computes 16 by 16 results from tiles in shared memory. Integer sums are exact in
- * any order. Slow: it serves only sizes and alignments that cuBLASLt refuses. */
+/* gemm_i8.cu - see gemm_i8.h. Slow: it serves only sizes and alignments that cuBLASLt refuses. */
 #include "ops/common/kernel.cuh"
 
 extern "C" {
@@ -11,6 +10,10 @@ namespace
 
 constexpr int TILE = 16, DEPTH = 64;
 
+/* c[m, n] = a[m, k] · b[n, k]ᵀ. A block computes 16 by 16 results, one per thread, from tiles of
+ * DEPTH values of k in shared memory. Integer sums are exact in any order. The first barrier: the
+ * tiles are complete. The second: they have been read. Rows of the tiles are 4 bytes longer than
+ * DEPTH against bank conflicts. */
 __global__ void multiply(int64_t m, int64_t n, int64_t k, const int8_t *a, const int8_t *b, int32_t *c)
 {
     __shared__ int8_t rows[TILE][DEPTH + 4], columns[TILE][DEPTH + 4];

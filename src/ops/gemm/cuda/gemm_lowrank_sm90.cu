@@ -1,5 +1,12 @@
-/* gemm_lowrank_sm90.cu - host code of gemm_lowrank_sm90.h: divides the work among blocks. And `gather`, which adds the
- * partial sums of the blocks. */
+/* gemm_lowrank_sm90.cu - host code of gemm_lowrank_sm90.h, and `gather`, which adds the partial
+ * sums of the blocks.
+ *
+ *     scratch         outer [shares, columns of all parts, wide] f32, then
+ *                     projected [column blocks, rows, wide] f32
+ *     lowrank_boxes   grid (column blocks, shares of rows): writes both arrays
+ *     gather          to = scale · Σ over column blocks,  gradient (+)= Σ over shares
+ *
+ * Both launches are dependent launches. */
 #include "ops/gemm/cuda/gemm_lowrank_sm90_kernel.cuh"
 #include "ops/gemm/cuda/tensor_map.cuh"
 
@@ -10,25 +17,36 @@ namespace
 
 /* ---- adding partial sums ---- */
 
-struct addition { /* of lines of `wide` values */
+/* One sum of gather: `summands` matrices of `lines` lines of `wide` values, of which columns first
+ * … first + rank - 1 are wanted. The result goes to `gradient`, or rounded to `to`. */
+struct addition {
     const float *from;
     int64_t lines, apart; /* apart: stride from one summand to the next, in elements */
     int32_t summands, first, rank;
     float scale;
-    float *gradient; /* or NULL, and: */
+    float *gradient; /* NULL: the result goes to `to` */
     __nv_bfloat16 *to;
     int64_t to_ld;
     bool transposed, accumulate;
-    int64_t end_block;
+    int64_t end_block; /* its blocks end before this one */
 };
 struct gather_job {
     addition list[2 * NBL_GEMM_LOWRANK_PARTS];
     int wide;
 };
-/* A block has 64 lines. Few blocks would leave memory idle: then a block has 16 lines, and 4 threads (SHARERS) share the
- * summands of a value. Their sums are added in the order of the threads. */
+/* GATHER_WIDE: floats from line to line in shared memory. GATHER_MANY: blocks that fill the
+ * device. */
 constexpr int GATHER_THREADS = 256, GATHER_LINES = 64, GATHER_WIDE = 49, GATHER_MANY = 256;
 
+/* Adds the partial sums, 64 lines per block. A few blocks would leave memory idle: then a block has
+ * 16 lines, and 4 threads (SHARERS) share the summands of a value.
+ *
+ *     float4 of 8 summands in flight per thread → shared memory
+ *     __syncthreads
+ *     the sums of the sharers in their order → scale and round, or (+)= in f32
+ *
+ * Threads read along lines and write along lines or, for a transposed gradient, along columns:
+ * shared memory changes the order. Bytes: the partial sums once. Limit: memory. */
 template <int SHARERS>
 __global__ void __launch_bounds__(GATHER_THREADS)
     gather(nbl_cuda::dependent, const __grid_constant__ gather_job j)
@@ -42,7 +60,7 @@ __global__ void __launch_bounds__(GATHER_THREADS)
     while (blockIdx.x >= j.list[which].end_block) which++;
     const addition &p = j.list[which];
     int64_t first = (blockIdx.x - (which > 0 ? j.list[which - 1].end_block : 0)) * LINES;
-    int quarters = (p.rank + 3) / 4; /* wide is a multiple of 16 */
+    int quarters = (p.rank + 3) / 4; /* of float4; wide is a multiple of 16 */
     int sharer = threadIdx.x / EACH, share = (p.summands + SHARERS - 1) / SHARERS;
     int begin = sharer * share, end = min(begin + share, p.summands);
     for (int i = threadIdx.x % EACH; i < LINES * quarters; i += EACH) {
@@ -82,15 +100,18 @@ int64_t whole(int64_t size, int64_t part)
     return (size + part - 1) / part;
 }
 
+/* Pairs of boxes per line that registers (outer sums) and shared memory (a) have room for. */
 constexpr int max_pairs(int64_t wide)
 {
     return wide == 16 ? 8 : 4;
 }
 
+/* How a call is divided: pairs of boxes per block, column blocks, and shares of `share` lines of 64
+ * rows. */
 struct plan {
     int64_t pairs, blocks, share, shares, lines, columns;
     size_t projected, outer; /* bytes */
-    size_t scratch;          /* of these rows or fewer */
+    size_t scratch;          /* for these rows or fewer */
 };
 
 /* The plan with `pairs` pairs of boxes per block. */
@@ -129,6 +150,7 @@ plan plan_of(const nbl__cuda *cuda, const nbl__gemm_lowrank *s)
     return plan_with(cuda, s, s->rows, best);
 }
 
+/* The widest instance serves every plan of this WIDE: blocks with fewer pairs stop early. */
 template <int WIDE, bool PROJECTS> void launch(const nbl__call *call, const lowrank_job &job, dim3 grid)
 {
     constexpr int PAIRS = max_pairs(WIDE), BYTES = room<WIDE, PAIRS, PROJECTS>::BYTES;

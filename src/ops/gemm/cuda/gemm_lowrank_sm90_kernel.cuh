@@ -1,4 +1,5 @@
-/* gemm_lowrank_sm90_kernel.cuh - the kernel of gemm_lowrank_sm90.h. Internal to gemm_lowrank_sm90.cu.
+/* gemm_lowrank_sm90_kernel.cuh - the kernel of gemm_lowrank_sm90.h. Internal to
+ * gemm_lowrank_sm90.cu.
  *
  *     a block: a share of the rows and some columns of one part; a's columns stay in shared memory
  *         for lines of 64 rows                                     v of the line: ring of V_STAGES
@@ -9,8 +10,9 @@
  *             projected → global                                   partial: of this block's columns
  *     outer → global                                               partial: of this block's rows
  *
- * A second kernel (gather in gemm_lowrank_sm90.cu) adds the partial sums of the blocks, in a fixed order. They are a few
- * per cent of the bytes of z. Limit: memory bandwidth of z. */
+ * A second kernel (gather in gemm_lowrank_sm90.cu) adds the partial sums of the blocks, in a fixed
+ * order. They are a few per cent of the bytes of z. Shared memory: up to 209 KiB, one block per
+ * multiprocessor. Limit: memory bandwidth of z. */
 #ifndef NBL_CUDA_GEMM_LOWRANK_KERNEL_CUH
 #define NBL_CUDA_GEMM_LOWRANK_KERNEL_CUH
 
@@ -31,9 +33,11 @@ constexpr int LINE = 128, SIDE = 64, BOX = SIDE * LINE, STAGE = 2 * BOX, STAGES 
 constexpr int WORKERS = 256,
               THREADS = WORKERS + 32; /* two warpgroups that multiply, and a warp that copies */
 
+/* Of one part: its first block and first column among those of all parts, its boxes, its first
+ * column of v. */
 struct part_layout {
-    int32_t first_block, first_column; /* of all parts' */
-    int32_t boxes;                     /* across */
+    int32_t first_block, first_column;
+    int32_t boxes; /* of 64 columns */
     int32_t v_first;
 };
 
@@ -103,6 +107,8 @@ __device__ inline block_layout layout_of(const lowrank_job &p)
     return b;
 }
 
+/* The copying thread. a once; then for each line v of 64 rows, and z pair by pair. It runs up to
+ * STAGES pairs and V_STAGES lines ahead of the products. */
 template <int WIDE, int PAIRS, bool PROJECTS>
 __device__ inline void copy_boxes(const lowrank_job &p, const block_layout &b, uint32_t ring, uint32_t barriers)
 {
@@ -131,12 +137,14 @@ __device__ inline void copy_boxes(const lowrank_job &p, const block_layout &b, u
     }
 }
 
+/* A barrier of the two warpgroups that multiply; the copying warp does not take part. */
 __device__ inline void workers_sync()
 {
     asm volatile("bar.sync 3, 256;" ::: "memory");
 }
 
 /* Stores the projections of a line of boxes. The second warpgroup's sums are added to the first's through shared memory.
+ * Two buffers alternate from line to line, so one barrier per line is enough.
  * The layout of the accumulators is that of gemm_sm90_kernel.cuh. */
 template <int WIDE>
 __device__ inline void put_projections(const lowrank_job &p, int line, int group, uint32_t shared,
@@ -167,6 +175,9 @@ __device__ inline void put_projections(const lowrank_job &p, int line, int group
     }
 }
 
+/* A product warpgroup: the left or right box of every pair. outer stays in registers over all
+ * lines, projected over one line. A stage of z is released after both products have read it, v
+ * after the line. */
 template <int WIDE, int PAIRS, bool PROJECTS>
 __device__ inline void multiply_boxes(const lowrank_job &p, const block_layout &b, uint32_t ring,
                                       uint32_t barriers, int group)
@@ -226,6 +237,8 @@ __device__ inline void multiply_boxes(const lowrank_job &p, const block_layout &
     }
 }
 
+/* Grid: (column blocks, shares). Two warpgroups multiply; thread WORKERS copies. A `full` barrier
+ * completes with the copies' bytes, an `empty` barrier with one arrival per product warp. */
 template <int WIDE, int PAIRS, bool PROJECTS>
 __global__ void __launch_bounds__(THREADS, 1)
     lowrank_boxes(nbl_cuda::dependent, const __grid_constant__ lowrank_job p)

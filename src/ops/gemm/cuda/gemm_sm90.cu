@@ -1,5 +1,10 @@
-/* gemm_sm90.cu - host code of gemm_sm90.h: checks a product, chooses a variant of the kernel (gemm_sm90_kernel.cuh) and
- * encodes a tensor map for every matrix, about a microsecond each. Nothing here depends on the stream. */
+/* gemm_sm90.cu - host code of gemm_sm90.h. It checks a product, chooses a variant of the kernel
+ * (gemm_sm90_kernel.cuh) and encodes a tensor map for every matrix, about a microsecond each.
+ * Nothing here depends on the stream.
+ *
+ *     can   conditions of TMA and of the kernel, before the run
+ *     run   choose a variant → encode maps → launch clusters of persistent blocks (dependent
+ * launch) */
 #include "ops/gemm/cuda/gemm_sm90_kernel.cuh"
 
 #include "ops/gemm/cuda/tensor_map.cuh"
@@ -12,6 +17,7 @@ namespace
 using encoder = map_encoder;
 constexpr int SPAN = NBL_GEMM_SM90_SPAN;
 
+/* A compiled kernel: its tile, and its cost for the choice. */
 struct variant {
     const char *name;
     int width; /* columns of a tile */
@@ -21,6 +27,7 @@ struct variant {
     size_t bytes;
 };
 
+/* Launches one instance of the kernel. */
 template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, ending END>
 cudaError_t launch_one(const cudaLaunchConfig_t *config, const job *p)
 {
@@ -29,6 +36,7 @@ cudaError_t launch_one(const cudaLaunchConfig_t *config, const job *p)
                                              layout<BN, STAGES, BUFFERS>::BYTES);
     return error == cudaSuccess ? cudaLaunchKernelEx(config, kernel, *p) : error;
 }
+/* Chooses the ending and the layout of b. Only tiles of 256 columns can be gated or exponential. */
 template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER>
 cudaError_t launch_of(const cudaLaunchConfig_t *config, const nbl__gemm_sm90 *product, const job *p)
 {
@@ -48,6 +56,7 @@ cudaError_t launch(const cudaLaunchConfig_t *config, const nbl__gemm_sm90 *produ
     return launch_of<__nv_bfloat16, BN, STAGES, BUFFERS, CLUSTER>(config, product, p);
 }
 
+/* A variant with two boxes per warpgroup. */
 template <int BN, int STAGES, int CLUSTER> constexpr variant make(const char *name, double cost)
 {
     return {name, BN, CLUSTER, cost, launch<BN, STAGES, 2, CLUSTER>, layout<BN, STAGES, 2>::BYTES};
@@ -57,11 +66,13 @@ const variant variants[] = {make<256, 4, 2>("256x2", 1.0), make<128, 6, 2>("128x
                             make<256, 4, 1>("256x1", 1.01), make<128, 6, 1>("128x1", 0.53)};
 constexpr int VARIANTS = sizeof variants / sizeof *variants;
 
+/* Parts of `part` that cover `size`. */
 int64_t whole(int64_t size, int64_t part)
 {
     return (size + part - 1) / part;
 }
 
+/* A product without parts counts as one part with the n, count and c of the product. */
 int part_count(const nbl__gemm_sm90 *p)
 {
     return p->part_count > 0 ? p->part_count : 1;
@@ -101,7 +112,8 @@ const variant *choose(const nbl__gemm_sm90 *p, int multiprocessors)
     return best;
 }
 
-/* Adds a source to the last part, whose result has n columns. */
+/* Adds a source to the last part, whose result has n columns. The right half of a tile uses the
+ * same map as the left half, or that of b2 if gated. False: the driver refuses a map. */
 bool describe_source(encoder encode, job *job, const nbl__gemm_sm90 *p, int64_t n, const nbl__gemm_sm90_source *s,
                      int half_rows)
 {
@@ -126,6 +138,8 @@ bool describe_source(encoder encode, job *job, const nbl__gemm_sm90 *p, int64_t 
     return true;
 }
 
+/* Fills the part of the job that concerns results: tensor maps, beta and old, exponentials. False:
+ * the driver refuses a map. */
 bool describe_results(encoder encode, job *job, const nbl__gemm_sm90 *p)
 {
     int64_t ldc = p->ldc ? p->ldc : p->n;
@@ -158,6 +172,7 @@ bool describe_results(encoder encode, job *job, const nbl__gemm_sm90 *p)
            (!job->keeps_up || describe(encode, &job->up, p->c_dtype, p->up, p->m, p->n, p->n, BOX_LINES));
 }
 
+/* TMA: the address and the distance of rows are multiples of 16 bytes. NULL fits. */
 bool fits(const void *data, int64_t ld, nbl_dtype dtype)
 {
     return data == NULL ||
@@ -237,13 +252,18 @@ extern "C" nbl_status nbl__gemm_sm90_run(const nbl__call *call, const nbl__gemm_
                 good = describe_source(encode, &job, p, part.n, &p->sources[next], v->width / 2);
         job.first_right[i + 1] = job.first_right[i] + static_cast<int32_t>(units_right(p, v, i));
     }
+    /* Sources with k = 0 have been left out. */
     NBL_CHECK(call->ctx, good, NBL_ERROR_INTERNAL, "%s: the driver cannot describe these matrices", call->op);
+    /* Units: clusters of tiles, down and right (position_of in the kernel). */
     job.units_down = static_cast<int32_t>(whole(p->m, BM * v->cluster));
+    /* Units go down so many rows, then a column right: a, b stay in L2. */
     job.group = 16 / v->cluster;
     job.act = p->act;
     job.m = p->m, job.n = p->n;
     int64_t units = static_cast<int64_t>(job.units_down) * job.first_right[job.parts],
             at_once = nbl__call_cuda(call)->multiprocessors / v->cluster;
+    /* A cluster per unit, up to what the device runs at once; clusters then go on to further
+     * units. */
     cudaLaunchAttribute attributes[2];
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = static_cast<unsigned>(v->cluster);

@@ -19,7 +19,11 @@ template <bool STRAIGHT> __device__ inline uint64_t descriptor_of(uint32_t addre
     return wgmma_descriptor(address, STRAIGHT ? 8192 : 16);
 }
 
-/* d[64, N] (+)= a[64, 16]·b[16, N] by a warpgroup. If `add` is 0, d is not read. */
+/* d[64, N] (+)= a[64, 16]·b[16, N] by a warpgroup. If `add` is 0, d is not read.
+ *
+ * The instruction is asynchronous. Call wgmma_fence before the first of a group, wgmma_commit after
+ * the last, and wgmma_wait and wgmma_settle before d is read. `a` and `b` are descriptors. Both
+ * stay in use until the wait. */
 #define D8(i)                                                                                                \
     "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), "+f"(d[(i) + 5]),    \
         "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
@@ -59,6 +63,8 @@ template <bool STRAIGHT> __device__ inline uint64_t descriptor_of(uint32_t addre
 template <typename T> constexpr bool IS_HALF = false;
 template <> constexpr bool IS_HALF<__half> = true;
 
+/* A thread of the warpgroup holds N / 2 of the 64 x N sums; gemm_sm90_kernel.cuh has their
+ * layout. */
 template <typename T, int N, bool STRAIGHT>
 __device__ inline void multiply_add(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
 {

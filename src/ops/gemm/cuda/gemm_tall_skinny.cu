@@ -21,6 +21,7 @@ namespace
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 
+/* c[16, 8] += a[16, 16] · b[16, 8] by a warp. */
 __device__ inline void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                 uint32_t b0, uint32_t b1)
 {
@@ -48,6 +49,7 @@ template <int M> struct rows_part {
     uint4 upper[M], lower[M]; /* rows g and g + 8 of each 16 */
 };
 
+/* Loads 8 columns from `column` on of a thread's 2 · M rows; zeros outside of x. */
 template <bool ALIGNED, int M>
 __device__ inline void load_rows(const nbl__project &p, int64_t row, int64_t column, rows_part<M> &part)
 {
@@ -62,6 +64,10 @@ __device__ inline void load_rows(const nbl__project &p, int64_t row, int64_t col
     }
 }
 
+/* to = round(scale · x·aᵀ), with columns of ones where p.ones says so. M x 16 rows per block, N x 8
+ * results per row. The next chunk of x is loaded while the products of this one run; a comes
+ * through the read-only path. Shared memory serves 16 rows at a time: the first barrier of a round
+ * protects the sums of the last one. */
 template <bool ALIGNED, int M, int N>
 __global__ void __launch_bounds__(THREADS, 1) project_kernel(const __grid_constant__ nbl__project p)
 {
@@ -146,6 +152,8 @@ struct scatter_job {
     nbl__scatter_part parts[4];
 };
 
+/* to (+)= rows first … first + count - 1 of `from`; blockIdx.y is the part. An element per thread
+ * and step. */
 __global__ void scatter_kernel(const float *from, int64_t columns, const __grid_constant__ scatter_job j)
 {
     const nbl__scatter_part &p = j.parts[blockIdx.y];

@@ -1,4 +1,9 @@
-/* tensor_map.cuh - encodes tensor maps: the description of a matrix that TMA needs. Internal to the files *_sm90.cu. */
+/* tensor_map.cuh - encodes tensor maps: the description of a matrix that TMA needs. Internal to the
+ * files *_sm90.cu.
+ *
+ * A map is 128 bytes and holds the address, so it is encoded for each launch (about a microsecond)
+ * and passed by value as a __grid_constant__ parameter. Addresses and strides must be multiples of
+ * 16 bytes. */
 #ifndef NBL_CUDA_TENSOR_MAP_CUH
 #define NBL_CUDA_TENSOR_MAP_CUH
 
@@ -31,7 +36,9 @@ inline size_t size_of(nbl_dtype dtype)
     return dtype == NBL_DTYPE_F32 ? 4 : 2;
 }
 
-/* Encodes a matrix [height, width], read in boxes of `rows` lines of 128 bytes with the 128-byte swizzle. */
+/* Encodes a matrix [height, width] whose rows are ld elements apart. It is read (or written) in
+ * boxes of `rows` lines of 128 bytes, with the 128-byte swizzle of wgmma. Reads outside of the
+ * matrix give zeros, writes there do nothing. False: the driver refuses. */
 inline bool describe(map_encoder encode, CUtensorMap *map, nbl_dtype dtype, const void *data, int64_t height,
                      int64_t width, int64_t ld, int rows)
 {

@@ -26,6 +26,22 @@ using namespace nbl_cuda;
 namespace
 {
 
+/* y[m, rows] = x[m, columns] · Wᵀ for f16 and bf16, m <= 8. Persistent: two blocks of 8 warps per
+ * multiprocessor, block b has tiles b, b + gridDim.x, … of 16 rows of W. Warp w has the w-th eighth
+ * of the columns of every tile.
+ *
+ *     fill the ring with DEPTH - 1 steps
+ *     for each tile, for each step of the warp:
+ *         __syncwarp          every lane has read the slot that is filled next
+ *         start the copies of step s + DEPTH - 1; load x of step s to registers
+ *         wait for the copies of step s, __syncwarp
+ *         scales; for each granule of 64 columns: 4 mma, one fma per sum with the scale
+ *     sums of the 8 warps → shared memory → __syncthreads → added in the order of the warps → y
+ *
+ * Lane 4g + t of a product has rows g and g + 8 of the tile, and row g of x. One __syncthreads per
+ * tile is enough, because the sums alternate between two halves. WHOLE: see loader. INT8 needs no
+ * table and no scale in the loop: the scale of a row is applied to the final sum. Shared memory:
+ * gemv_ring.cuh. */
 template <typename T, scale_kind KIND, bool WHOLE>
 __global__ void __launch_bounds__(THREADS, 2)
     gemv_ring(const __grid_constant__ packed p, int rows, int m, const T *__restrict__ x, T *__restrict__ y)
@@ -211,8 +227,10 @@ template <typename T> __device__ inline void eight_of(const T *from, float *valu
     for (int k = 0; k < 8; k++) values[k] = widen(raw[k]);
 }
 
-/* A warp multiplies ROWS rows of W with M >= m rows of x. `by_words`: eight codes and eight values of x are loaded at
- * once. */
+/* y for any shape: a warp multiplies ROWS rows of W with M >= m rows of x. Lanes divide the
+ * columns, and shuffles add their sums. `by_words`: eight codes and eight values of x per load,
+ * table values by shuffle. Otherwise a lane dequantizes one element at a time. Values are those of
+ * the dequantized weight in f32. Limit: instructions. */
 template <typename T, bool INT8, int M, int ROWS>
 __global__ void __launch_bounds__(THREADS)
     gemv_plain(const __grid_constant__ packed p, int64_t rows, int m, bool by_words, const T *__restrict__ x,
@@ -285,6 +303,7 @@ __global__ void __launch_bounds__(THREADS)
             for (int distance = 16; distance > 0; distance /= 2)
                 sum = __fadd_rn(sum, __shfl_xor_sync(ALL, sum, distance));
             if (lane != 0 || n >= m || first_row + r >= rows) continue;
+            /* int8: the scale of the row. */
             if (INT8) sum = __fmul_rn(__fmul_rn(sum, __ldg(p.scales + first_row + r)), INVERSE_127);
             y[n * rows + first_row + r] = narrow<T>(sum);
         }
@@ -304,6 +323,8 @@ void launch(const packed &p, int64_t rows, int m, const void *x_bytes, void *y_b
     const T *x = static_cast<const T *>(x_bytes);
     T *y = static_cast<T *>(y_bytes);
     bool by_words = shifts_only(p) && p.columns % 8 == 0 && aligned(x, 16) && aligned(p.codes, INT8 ? 8 : 4);
+    /* The ring needs whole granules, 16-byte copies, and indices of granules that fit in 32
+     * bits. */
     bool granules = by_words && p.columns % GRANULE == 0 && p.columns <= 1 << 26 &&
                     rows * p.columns <= int64_t(1) << 37 && aligned(p.codes, 16) &&
                     (INT8 || 1 << p.block_shift >= GRANULE) &&

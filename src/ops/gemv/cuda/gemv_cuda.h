@@ -39,7 +39,8 @@ typedef struct nbl__gemv_one {
     nbl_dtype dtype; /* of x and y */
     const void *x;
     int count, act;
-    const nbl_rmsnorm *norm; /* NULL, or an rmsnorm of one row whose y is x: it is computed here, with residual_out */
+    /* NULL, or an rmsnorm of one row whose y is x: it is computed here, with residual_out. */
+    const nbl_rmsnorm *norm;
     nbl__gemv_part parts[NBL_MAX_GEMV_ONE];
 } nbl__gemv_one;
 /* Needs compute capability 9.0, a 16-bit dtype, `in` a multiple of 256, `out` of 16 (gated: 8), blocks of 64, the

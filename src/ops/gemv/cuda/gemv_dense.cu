@@ -5,7 +5,8 @@
  *             each lane: 16 of every 512 bytes of both rows; AT_ONCE loads per row in flight
  *             y[2] = sums over the lanes + bias
  *
- * Reads W once. Limit: memory bandwidth. */
+ * It is a dependent launch: the first loads of W are issued before the wait for the previous
+ * kernel, which writes x. Reads W once, x once per block. Limit: memory bandwidth. */
 #include "ops/common/dependent_launch.cuh"
 #include "ops/common/load.cuh"
 
@@ -18,8 +19,11 @@ using namespace nbl_cuda;
 namespace
 {
 
+/* PAIR: rows of W per warp. AT_ONCE: loads of 16 bytes per row and lane. MAX_X: bytes of x in
+ * shared memory. */
 constexpr int THREADS = 256, PAIR = 2, AT_ONCE = 4, MAX_X = 48 << 10;
 
+/* Weights are read once: they do not enter the first-level cache. */
 __device__ inline uint4 stream_16(const void *from)
 {
     uint4 v;
@@ -50,6 +54,9 @@ struct dense_pieces {
     }
 };
 
+/* y[row] = x · W[row] + bias[row], two rows per warp. Warps take pairs of rows gridDim.x · 8 · 2
+ * apart. A row past the end reads the last row and is not stored. Lanes add
+ * their sums by shuffles. */
 template <typename T> __global__ void __launch_bounds__(THREADS, 3) gemv_dense(dependent, dense_job j)
 {
     constexpr int N = pack<T>::COUNT;

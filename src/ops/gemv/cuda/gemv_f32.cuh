@@ -1,6 +1,9 @@
-/* gemv_f32.cuh - the product of gemv.cu in f32. A lane has 8 consecutive columns (int8: 4) of all 16 rows of a tile, and
- * sums with fma. gemv_ring.cuh loads the weights. Bound by table lookups for one row of x, by arithmetic for four.
- * Internal to the CUDA kernels. */
+/* gemv_f32.cuh - the product of gemv.cu in f32, with fma. gemv_ring.cuh loads the weights. Internal
+ * to the CUDA kernels.
+ *
+ * Blocks, tiles and warps are those of gemv_ring in gemv.cu. A lane has 8 consecutive columns
+ * (int8: 4) of all 16 rows of a tile, and one sum per row of W and row of x. Limit: table lookups
+ * for one row of x, arithmetic for four. The device's memory is not the limit. */
 #ifndef NBL_CUDA_GEMV_F32_CUH
 #define NBL_CUDA_GEMV_F32_CUH
 
@@ -9,13 +12,16 @@
 namespace nbl_cuda
 {
 
-/* Both values of a byte of codes. An entry of the table has 16 copies: lanes of a half warp use different banks. */
+/* Both values of a byte of codes. An entry of the table has 16 copies of 8 bytes: the lanes of a
+ * half warp use different banks. */
 __device__ inline float2 look_up_f32(const uint8_t *table, uint32_t word, int byte, uint32_t mine)
 {
     return *reinterpret_cast<const float2 *>(table + __byte_perm(word, mine, 0x5504u | byte << 4));
 }
 
-/* Sums 2 · HALF values over the lanes. In each step, each half of the lanes keeps half of the values. */
+/* Sums 2 · HALF values over the lanes. In each step a lane gives away half of its values and keeps
+ * the other half, so 16 sums take 16 shuffles instead of 80. Lanes 2r and 2r + 1 end with the sum
+ * of row r. */
 template <int HALF> __device__ inline float sum_of_rows(float (&values)[TILE], int lane)
 {
     bool upper = lane & 2 * HALF;
@@ -28,10 +34,16 @@ template <int HALF> __device__ inline float sum_of_rows(float (&values)[TILE], i
     else return __fadd_rn(values[0], __shfl_xor_sync(ALL, values[0], 1));
 }
 
-/* Computes the M rows of x from blockIdx.y · M on. */
+/* y for M rows of x from blockIdx.y · M on. W is read once per M rows of x.
+ *
+ *     for each tile, for each step of the warp:
+ *         start the copies of step s + DEPTH - 1; load x of step s; wait for step s
+ *         for each of 16 rows: 8 values by table, M dot products of 8, one fma with the scale each
+ *     sums over lanes → shared memory → __syncthreads → added in the order of the warps → y */
 template <scale_kind KIND, int M>
 __global__ void __launch_bounds__(THREADS,
-                                  M > 2 ? 1 : 2) /* 64 sums and 32 values of x need their registers */
+                                  /* M = 4: 64 sums and 32 values of x per thread. */
+                                  M > 2 ? 1 : 2)
     gemv_ring_f32(const __grid_constant__ packed p, int rows, int m, const float *__restrict__ x,
                   float *__restrict__ y)
 {

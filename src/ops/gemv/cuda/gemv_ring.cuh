@@ -1,11 +1,14 @@
-/* gemv_ring.cuh - loads codes and scales for the products of gemv.cu. Internal to the CUDA kernels.
+/* gemv_ring.cuh - loads codes and scales for the products of gemv.cu and gemv_f32.cuh. Internal to
+ * the CUDA kernels.
  *
  *     a block (persistent): for its tiles of 16 rows of W
  *         each of 8 warps: its eighth of the columns, in steps of 16 rows x 128 bytes of codes
  *             cp.async: codes and scales of step s + DEPTH - 1 → a ring of DEPTH slots in shared memory
  *             product of step s
  *
- * 64 KB per multiprocessor are in flight at any time. No register waits for memory. */
+ * With two blocks per multiprocessor, 16 warps have two steps of 2 KB each in flight: 64 KB at any
+ * time. No register waits for memory. Only the lanes of one warp share a slot, so __syncwarp is the
+ * only barrier of the ring. */
 #ifndef NBL_CUDA_GEMV_RING_CUH
 #define NBL_CUDA_GEMV_RING_CUH
 
@@ -15,9 +18,11 @@
 namespace nbl_cuda
 {
 
+/* GRANULE: columns of a row that certainly share a scale. MAX_M: rows of x. */
 enum { THREADS = 256, WARPS = THREADS / 32, GRANULE = 64, MAX_M = NBL__CUDA_GEMV_ROWS };
 
-/* Asynchronous copies to shared memory. wait_for_copies waits for them. */
+/* Asynchronous copies to shared memory. close_copies ends a group; wait_for_copies waits until at
+ * most LEFT groups of this thread are under way. */
 __device__ inline void copy_16_later(void *to_shared, const void *from)
 {
     uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(to_shared));
@@ -37,7 +42,7 @@ template <int LEFT> __device__ inline void wait_for_copies(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-/* 16 rows of W times 8 columns of x. */
+/* sums[16, 8] += a · b by a warp: 16 rows of W, 16 columns, 8 rows of x. */
 template <typename T>
 __device__ inline void multiply(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1)
 {
@@ -59,7 +64,8 @@ __device__ inline uint32_t look_up(const uint8_t *table, uint32_t word, int byte
     return *reinterpret_cast<const uint32_t *>(table + __byte_perm(word, mine, 0x5504u | byte << 4));
 }
 
-/* Layout of a block's shared memory, in lines of 128 bytes. For 4-bit weights:
+/* Layout of a block's shared memory, in lines of 128 bytes: 104 KiB for 4-bit weights, 56 KiB for
+ * int8. For 4-bit weights:
  *
  *     even lines 0 … 510     the 256 entries of the table: an entry's address is its byte shifted left by 8
  *     even lines behind      scales of the steps

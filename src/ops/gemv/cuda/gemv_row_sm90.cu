@@ -52,6 +52,7 @@ __device__ inline void make_tables(const one_job &j, uint8_t *shared, const floa
     }
 }
 
+/* The sum of a row of W, plus its bias if there is one. */
 __device__ inline float with_bias(const one_weight &w, int row, float sum)
 {
     if (w.bias == nullptr) return sum;
@@ -81,6 +82,20 @@ __device__ inline void finish_tile(const one_job &j, const float *all, int worke
     if (lane < (j.gated ? 8 : int{TILE})) static_cast<T *>(j.at[p.member].y)[at] = narrow<T>(sum);
 }
 
+/* The kernel: two blocks of 8 warps per multiprocessor, persistent. A group is one block, or a
+ * cluster of two that share their tiles; group i has tiles i, i + groups, … A worker (warp of a
+ * group) has its share of the columns of every tile, in steps of 256.
+ *
+ *     before the wait   fill the ring; tables; barriers; prefetch the norm's weight
+ *     wait              x and the norm's inputs are complete
+ *     x                 norm, or copy to shared memory
+ *     for each tile     for each step: codes and scales → registers, refill the slot, products
+ *                       sum → slot n % SUM_SLOTS; one warp in turn finishes tile n - 1
+ *
+ * Barriers, for each slot of sums: `full` completes when all 8 warps of block 0 have arrived and
+ * the bytes of the other block are there. `empty` completes when the slot has been added. Block 1
+ * sends at most SUM_SLOTS tiles, so it never needs an empty slot again. The block that adds waits
+ * for the last sums of its partner, and the partner's memory is not written after the norm. */
 template <typename T, bool NESTED>
 __global__ void __launch_bounds__(THREADS, 2) gemv_one(dependent, const __grid_constant__ one_job j)
 {
@@ -114,7 +129,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(dependent, const __grid_c
         await_cluster();
     }
     int my_steps = end_step - first_step;
-    bool keeps = steps <= KEPT * workers;
+    bool keeps = steps <= KEPT * workers; /* the warp's part of x fits in shared memory */
     if (j.norm.w && threadIdx.x * 64 < j.columns)
         asm volatile(
             "prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(j.norm.w) + threadIdx.x * 128));
@@ -254,6 +269,8 @@ template <typename T, bool NESTED> void launch(one_job j, cudaStream_t stream)
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
     cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
     int64_t steps = j.columns / STEP_COLUMNS, blocks = 2 * device_number(cudaDevAttrMultiProcessorCount);
+    /* alone, shared: steps of the busiest warp without and with two blocks per tile. Shared tiles
+     * must fit in the slots of sums, since the other block does not wait for an empty slot. */
     int64_t alone = nbl__ceil_div(j.tiles, blocks) * nbl__ceil_div(steps, WARPS);
     int64_t shared = nbl__ceil_div(j.tiles, blocks / SHARERS) *
                      nbl__ceil_div(steps, SHARERS * int64_t{WARPS});
@@ -267,6 +284,8 @@ template <typename T, bool NESTED> void launch(one_job j, cudaStream_t stream)
 
 } // namespace
 
+/* True if the kernel can compute this rmsnorm of one row: aligned, not in place, at most 4096
+ * columns. */
 static bool norm_fits(const nbl__gemv_one *g)
 {
     const nbl_rmsnorm *n = g->norm;

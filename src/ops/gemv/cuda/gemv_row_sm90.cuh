@@ -10,9 +10,13 @@
 namespace nbl_cuda
 {
 
+/* RING: slots of a warp's ring. SHARERS: blocks that may share a tile. SUM_SLOTS: tiles whose sums
+ * may be pending. */
 constexpr int RING = 3, MAX = NBL_MAX_GEMV_ONE, STEP_COLUMNS = 256, SHARERS = 2, SUM_SLOTS = 4;
 constexpr int KEPT = 4; /* steps of a warp: their x fits in shared memory */
 
+/* One of the weights of a launch. Its tiles end before end_tile; they start where the previous ones
+ * end. */
 struct one_weight {
     const uint8_t *codes;
     const uint8_t *scales; /* floats, or codes of nested scales */
@@ -23,6 +27,7 @@ struct one_weight {
     int shift, bias_dtype, end_tile; /* end_tile: first tile of the next weight */
 };
 
+/* The rmsnorm in front: h = x + residual (stored to `sum`), y = h / rms(h) · (w + offset). */
 struct one_norm {
     const void *residual, *w; /* w NULL: no norm */
     void *sum, *y;
@@ -31,6 +36,7 @@ struct one_norm {
     bool round_first;
 };
 
+/* The argument of the kernel. gated: two weights, 8 rows of each in a tile. */
 struct one_job {
     one_weight at[MAX];
     one_norm norm;
@@ -104,6 +110,7 @@ template <bool NESTED> struct one_loader {
         go_to(j, first_tile, lane);
     }
 
+    /* Sets the pointers to the first step of tile `at`, which may be in another weight. */
     __device__ void go_to(const one_job &j, int at, int lane)
     {
         tile = first_step < end_step ? at : j.tiles;
@@ -140,6 +147,8 @@ template <bool NESTED> struct one_loader {
         tile += groups, step = first_step;
     }
 
+    /* Starts the copies of the next step into `slot`, and moves on. Without work it closes an empty
+     * group, so that the count of groups stays right. */
     __device__ void load(const one_job &j, int groups, int lane, int slot)
     {
         if (tile < j.tiles) {
@@ -181,6 +190,10 @@ template <typename T> struct one_row {
                                : make_uint4(0, 0, 0, 0);
     }
 
+    /* RMSNorm of the row in registers. Every warp computes Σ h² of its columns and sends it to both
+     * blocks of the cluster; `barrier` completes when all sums are there. The sums are added in the
+     * order of the workers, so every block gets the same bits. `counts`: this lane's columns are
+     * not a copy of another lane's. `writes`: this lane stores the results. */
     __device__ void normalise(const one_job &j, float *squares, uint64_t *barrier, int first, int count,
                               int worker, int workers, bool counts, bool writes)
     {

@@ -1,7 +1,11 @@
-/* dora_norm.cu - dora_norm on the device: each row of W + s·B·A is formed, value by value, and summed, so that nothing
- * cancels. ‖w‖² that is given is not needed. A block has a few rows and goes through A once for all of them.
+/* dora_norm.cu - dora_norm on the device: norm[n] = ‖W[n] + s·(B·A)[n]‖.
  *
- * Cost: out·in·r products in f32, W read once. */
+ * Each row of W + s·B·A is computed value by value and squared in f64, so nothing cancels. ‖W‖² is
+ * not needed as an input; it can be an output. A block has ROWS rows and goes through A once for
+ * all of them.
+ *
+ * Cost: out·in·r fma in f32. W is read once, A once per ROWS rows, from the caches. Limit:
+ * instructions. */
 #include "ops/dequantize/dequantize_value.cuh"
 #include "ops/common/kernel.cuh"
 
@@ -16,6 +20,7 @@ using nbl_cuda::packed;
 
 constexpr int THREADS = 256, ROWS = 4;
 
+/* The argument of the kernel. own: ‖W‖² of each row. */
 struct job {
     packed p;
     const void *dense; /* NULL: packed */
@@ -35,6 +40,8 @@ __device__ inline float weight_at(const job &j, int64_t i)
     return value;
 }
 
+/* Σ over the block, in the order of the warps. All threads get it. The first barrier: the previous
+ * call's parts have been read. */
 __device__ inline double block_sum(double value)
 {
     __shared__ double parts[THREADS / 32];
@@ -47,6 +54,8 @@ __device__ inline double block_sum(double value)
     return all;
 }
 
+/* norm and own of ROWS rows. A thread has columns 256 apart: it computes (B·A)[n, k] of all ROWS
+ * rows from one load of A[., k], then adds the squares of W + s·B·A in f64. */
 __global__ void norms(job j)
 {
     int64_t first = static_cast<int64_t>(blockIdx.x) * ROWS;

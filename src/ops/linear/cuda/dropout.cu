@@ -1,5 +1,10 @@
-/* dropout.cu - see dropout.h. A mask is four elements per call of Philox, some 60 instructions: as long as reading them from
- * memory takes, so that kernels which move data hide most of it. */
+/* dropout.cu - see dropout_cuda.h. Masks are never stored: every kernel computes the bits it needs.
+ *
+ * Philox gives four elements per call in some 60 instructions. That is about as long as reading the
+ * elements takes, so kernels that move data hide most of it.
+ *
+ *     element i is kept if u[i] >= dropout
+ *     u[i] = word i % 4 of Philox4x32-10(seed, i / 4), its upper 24 bits as a number in [0, 1) */
 #include "ops/common/kernel.cuh"
 
 extern "C" {
@@ -13,13 +18,14 @@ namespace
 
 constexpr int THREADS = 256;
 
-/* The kernels read what is added to a seed: a captured graph is replayed with other masks. */
+/* The seed of a mask. The added part is read from device memory, so replays of a captured graph get
+ * new masks. */
 __device__ inline uint64_t value_of(nbl__seed seed)
 {
     return seed.constant + (seed.added ? *seed.added : 0);
 }
 
-/* Bits 0 to 3: are elements 4·quad to 4·quad + 3 kept? */
+/* Bit i: element 4·quad + i is kept. */
 __device__ inline uint32_t keeps_four(uint64_t seed, float dropout, int64_t quad)
 {
     uint32_t c[4] = {static_cast<uint32_t>(quad), static_cast<uint32_t>(quad >> 32), 0, 0};
@@ -39,7 +45,8 @@ __device__ inline uint32_t keeps_four(uint64_t seed, float dropout, int64_t quad
     return kept;
 }
 
-/* Any dtype and place; `first` is the index of element 0 in the mask. */
+/* to (+)= mask∘from / (1 - dropout) for any dtype and alignment, an element per thread and step.
+ * `first`: the index of element 0 in the mask. */
 __global__ void drop_any(nbl__seed masked_by, float dropout, int64_t first, int64_t n, const void *from,
                          nbl_dtype from_dtype, void *to, nbl_dtype to_dtype, bool add)
 {
@@ -53,7 +60,7 @@ __global__ void drop_any(nbl__seed masked_by, float dropout, int64_t first, int6
     }
 }
 
-/* bf16, eight at a time. */
+/* The same for bf16, eight elements (16 bytes) per thread and step, without add. */
 __global__ void drop_eights(nbl__seed masked_by, float dropout, int64_t first, int64_t n, const uint4 *from,
                             uint4 *to)
 {
@@ -79,8 +86,11 @@ __global__ void drop_eights(nbl__seed masked_by, float dropout, int64_t first, i
 
 /* ---- expand ---- */
 
+/* A block of expand: COLUMNS columns of BLOCKS_OF_ROWS x ROWS rows. A_LD: padded, so ldmatrix has
+ * no bank conflicts. */
 constexpr int COLUMNS = 128, ROWS = 128, BLOCKS_OF_ROWS = 4, A_LD = COLUMNS + 8;
 
+/* c[16, 8] += a · b by a warp. */
 __device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     asm volatile(
@@ -90,9 +100,10 @@ __device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* 16 rows and 16 columns of one part's product, masked, onto the sum: a lane has rows g and g + 8, columns 2q and 2q + 1 of
- * each 8. Four columns of a row belong to one call of Philox: of two lanes that share them, one makes those of row g, the
- * other those of row g + 8. */
+/* sum += mask∘product / (1 - dropout) for 16 rows and 16 columns of one part. A lane has rows g and
+ * g + 8, columns 2q and 2q + 1 of each 8. Four columns of a row are one call of Philox, and two
+ * lanes share them: the even lane computes the bits of row g, the odd lane those of row g + 8, and
+ * they exchange them. */
 __device__ inline void add_masked(const nbl__expand &e, const nbl__expand_part &part, uint64_t seed,
                                   int64_t row, int64_t column, int lane, const float (&product)[2][4],
                                   float (&sum)[2][4])
@@ -111,6 +122,15 @@ __device__ inline void add_masked(const nbl__expand &e, const nbl__expand_part &
     }
 }
 
+/* to = Σ_i mask_i∘(u_i·a_i) / (1 - dropout_i), bf16: the input's gradient through several adapters.
+ *
+ *     a tile [wide, 128] of a → shared memory, once per block
+ *     for each 128 rows: a warp has 16 of them; u → registers
+ *         for each 16 columns, for each 16 of k: mma; at the end of a part: mask, add to the sum
+ *         sum → to, 4 bytes per store
+ *
+ * Bytes: `to` once, u once per 128 columns, from L2. Limit: Philox, one call per 4 elements and
+ * part. Shared memory: 64 x 136 bf16. */
 __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__ nbl__expand e)
 {
     __shared__ __align__(16) __nv_bfloat16 tile[NBL_MAX_EXPAND][A_LD];
@@ -131,7 +151,7 @@ __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__
     for (int block = 0; block < BLOCKS_OF_ROWS; block++) {
         int64_t row = (static_cast<int64_t>(blockIdx.y) * BLOCKS_OF_ROWS + block) * ROWS + warp * 16 + g;
         if (row - g >= e.rows) break;
-        uint32_t rows[NBL_MAX_EXPAND / 16][4] = {}; /* u of these 16 rows */
+        uint32_t rows[NBL_MAX_EXPAND / 16][4] = {}; /* u of the warp's 16 rows */
 #pragma unroll
         for (int k = 0; k < NBL_MAX_EXPAND / 16; k++) {
             if (16 * k >= e.wide) break;

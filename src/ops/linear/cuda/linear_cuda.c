@@ -1,12 +1,12 @@
 /* linear_cuda.c - the rows of linear and linear_group on the device, through linear_cuda.h.
  *
- * linear is a group of one. A group's members are spread first (nbl__linear_group_spread), so that
- * each has its own copy of the shared arguments. Rows that need dense tensors decline strided ones;
- * dense_rows_cuda.c then copies. */
+ * Each operator has a can, a scratch and a run function per direction. NBL_CUDA_LINEAR_ROW turns
+ * them into one row per way. All rows here decline tensors with a row stride (nbl__dense_only). */
 #include "ops/families.h"
 #include "ops/linear/cuda/linear_cuda.h"
 #include "ops/linear/linear_group.h"
 
+/* Forward has all ways; backward only the ways of training and the general one. */
 #define FORWARD_ROWS(op, direction)                                                                          \
     NBL_CUDA_LINEAR_ROW(op, direction, gemv_sm90, NBL_CUDA_GEMV_SM90)                                        \
     NBL_CUDA_LINEAR_ROW(op, direction, gemv, NBL_CUDA_GEMV)                                                  \
@@ -18,6 +18,7 @@
 
 /* ---- linear: a group of one ---- */
 
+/* forward_can and so on: a linear layer is a group of one member. */
 static const char *linear_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *a)
 {
     const char *why = nbl__dense_only(&nbl__linear_family, false, a);
@@ -52,11 +53,13 @@ static nbl_status linear_backward_run(const nbl__call *call, nbl__cuda_way way, 
     return nbl__cuda_linear_backward_run(call, way, a, 1);
 }
 
+/* The rows: nbl__linear_cuda_gemv_sm90, … nbl__linear_backward_cuda_general. */
 FORWARD_ROWS(linear, linear)
 BACKWARD_ROWS(linear_backward, linear_backward)
 
-/* ---- linear_group ---- */
+/* ---- linear_group: layers that share x ---- */
 
+/* nbl__linear_group_spread makes one nbl__linear per layer of the group. */
 static const char *group_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear_group *group)
 {
     const char *why = nbl__dense_only(&nbl__linear_group_family, false, group);
@@ -104,13 +107,13 @@ static nbl_status group_backward_run(const nbl__call *call, nbl__cuda_way way, c
     return nbl__cuda_linear_backward_run(call, way, members, group->count);
 }
 
+/* The rows: nbl__linear_group_cuda_gemv_sm90, … nbl__linear_group_backward_cuda_general. */
 FORWARD_ROWS(linear_group, group)
 BACKWARD_ROWS(linear_group_backward, group_backward)
 
-/* ---- what forward leaves for backward ---- */
-/* ---- what forward leaves for backward ---- */
+/* ---- what forward keeps for backward ---- */
 
-/* Bytes that forward leaves for backward: t, in the two rows for training; else 0. */
+/* The ways of training keep t. All others keep nothing. */
 size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments)
 {
     nbl__linear members[NBL_MAX_GROUP];

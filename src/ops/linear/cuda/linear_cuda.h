@@ -1,23 +1,21 @@
 /* linear_cuda.h - linear layers that share their input, on the device. linear, linear_group and mlp
- * run on it.
+ * run them.
  *
  *     forward    y_i = factor_i·(x·W_iᵀ + t_i·B_iᵀ) + bias_i             t_i = s·drop_i(x)·A_iᵀ
  *     backward   dx = Σ dy'_i·W_i + drop_i(u_i·A_i)                     u_i = s·dy'_i·B_i, dy' = factor∘dy
  *                dA_i = u_iᵀ·drop_i(x), dB_i = dy'_iᵀ·t_i, dW_i = dy'_iᵀ·x, and sums over tokens
  *
- * There are five ways to compute this, and each is a row of the dispatch tables (nbl__cuda_way).
- * The two for training (linear_cuda_train.c) take bf16, more than 16 tokens, no DoRA, no int8 codes
- * in forward. The general one (linear_cuda_general.c, linear_cuda_general_backward.c) takes
- * everything, NBL_CUDA_CHUNK tokens at a time, with f32 sums between the products: a result is
- * rounded once.
+ * The ways are rows of the dispatch tables (nbl__cuda_way). The two for training
+ * (linear_cuda_train.c) need bf16, more than NBL_CUDA_SMALL_BATCH tokens, a weight that multiplies
+ * as it is dequantized, and no DoRA. The general way (linear_cuda_general.c,
+ * linear_cuda_general_backward.c) takes everything, NBL_CUDA_CHUNK tokens at a time, with f32 sums
+ * between the products. Every result is rounded once.
  *
- * Arguments: members[0] has x and dx. All else is each member's own. The arguments passed infer,
- * except that x, y, dy and dx may be f32 for any compute dtype. Gradients without memory are not
- * computed.
- *
- * Scratch is measured as if every gradient were wanted. It is enough for fewer tokens, too:
- * NBL_CUDA_SMALL_BATCH tokens or fewer do not go the ways for training, and multiply their adapters
- * in f32. */
+ * `members[0]` has x and dx; each member has its own weight, adapter and y. The arguments have
+ * passed infer, except that x, y, dy and dx may be f32 with any compute dtype. Gradients without
+ * memory are not computed. Scratch is measured as if every gradient were wanted, and suffices for
+ * fewer tokens, too. With NBL_CUDA_SMALL_BATCH tokens or fewer the ways of training are not taken,
+ * and adapters multiply in f32. */
 #ifndef NBL_LINEAR_CUDA_H
 #define NBL_LINEAR_CUDA_H
 
@@ -29,19 +27,20 @@ enum { NBL_CUDA_LINEAR_MAX = 4, NBL_CUDA_CHUNK = 4096, NBL_CUDA_SMALL_BATCH = 16
 /* The ways, best first. */
 typedef enum nbl__cuda_way {
     NBL_CUDA_GEMV_SM90, /* one row of x, 4-bit weights: all layers in one launch (gemv_row_sm90.cu) */
-    NBL_CUDA_GEMV, /* up to 8 rows: weights multiply as they are stored; layers that cannot go the general way */
+    /* Up to 8 rows: weights multiply as they are stored; other layers take the general way. */
+    NBL_CUDA_GEMV,
     NBL_CUDA_FOLDED_SM90, /* training: all terms of a result in one K loop (gemm_sm90.h) */
     NBL_CUDA_CUBLASLT,    /* training: a product per term */
     NBL_CUDA_GENERAL,
     NBL_CUDA_WAYS
 } nbl__cuda_way;
 
-/* Why the way does not take these layers; NULL: it does. Backward has no gemv. */
+/* NULL if the way takes these layers, else the reason. Backward has no gemv. */
 const char *nbl__cuda_linear_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *members,
                                  int count);
 const char *nbl__cuda_linear_backward_can(const nbl__cuda *cuda, nbl__cuda_way way,
                                           const nbl__linear *members, int count);
-/* The first way that takes them: for operators that contain linear layers. */
+/* The first way that takes the layers. For operators that contain linear layers. */
 nbl__cuda_way nbl__cuda_linear_best(const nbl__cuda *cuda, const nbl__linear *members, int count);
 size_t nbl__cuda_linear_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *members,
                                 int count);
@@ -75,29 +74,29 @@ nbl_status nbl__cuda_linear_backward_run(const nbl__call *call, nbl__cuda_way wa
                                                   direction##_can_##variant, direction##_scratch_##variant,  \
                                                   direction##_run_##variant};
 
-/* Computes ‖W + s·B·A‖ by rows, for a layer with DoRA that was given no norm. */
+/* Computes ‖W + s·B·A‖ by rows, for a DoRA layer without the tensor `norm`. */
 nbl_status nbl__cuda_dora_weight_norm(const nbl__call *call, const nbl__linear *a, float *norm);
 
 /* mlp_cuda.c, for norm_linear_cuda.c. */
 struct nbl__mlp;
 struct nbl__gemv_one;
-/* True if gate, up and act of one row can be one launch; fills in `one`, without the result's
- * address. */
+/* True if gate, up and act of one row can be one launch. *one describes it, without the address of
+ * the result. */
 bool nbl__cuda_mlp_at_once(const struct nbl__mlp *a, struct nbl__gemv_one *one);
 const char *nbl__cuda_mlp_can(const nbl__cuda *cuda, nbl__cuda_way way, const struct nbl__mlp *a);
 size_t nbl__cuda_mlp_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const struct nbl__mlp *a);
-/* norm: NULL, or the rmsnorm that makes x, which then runs in the same launch (NBL_CUDA_GEMV_SM90
- * only). */
+/* `norm`: NULL, or the rmsnorm that computes x; it runs in the same launch. NBL_CUDA_GEMV_SM90
+ * only. */
 nbl_status nbl__cuda_mlp_run(const nbl__call *call, nbl__cuda_way way, const struct nbl__mlp *a,
                              const nbl_rmsnorm *norm);
 
 /* ---- the ways of training: linear_cuda_train.c ---- */
 
 const char *nbl__cuda_train_can(const nbl__linear *members, int count, bool backward);
-/* The same for the folded way (linear_cuda_folded.c). */
+/* linear_cuda_folded.c: all terms of a result in one K loop. */
 const char *nbl__cuda_folded_can(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward);
 size_t nbl__cuda_fast_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward);
-/* Bytes of t, which forward leaves for backward (nbl__cuda_kept). */
+/* Bytes of t, which forward keeps for backward (nbl__cuda_kept). */
 size_t nbl__cuda_fast_kept(const nbl__linear *members, int count);
 nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members, int count, bool folded);
 nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear *members, int count,
@@ -105,10 +104,9 @@ nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear 
 
 /* ---- the general way, between its two files ---- */
 
-/* One layer of a call. */
 typedef struct nbl__cuda_linear_part {
     const nbl__linear *a;
-    int64_t out, rank, wide; /* wide: the rank in multiples of 8 */
+    int64_t out, rank, wide; /* wide: the rank rounded up to a multiple of 8 */
     bool by_codes;
     bool small;              /* NBL_CUDA_GEMV: the weight multiplies as it is stored */
     float *factor, *inverse; /* [out]: magnitude / norm, 1 / norm; DoRA, else NULL */
@@ -116,16 +114,16 @@ typedef struct nbl__cuda_linear_part {
     double *bias_sums, *magnitude_sums; /* [out] */
 } nbl__cuda_linear_part;
 
-/* One call: what is to be done and all pieces of scratch. */
+/* One call: its arguments, and all pieces of scratch (NULL if not needed). */
 typedef struct nbl__cuda_linears {
     const nbl__call *call;
-    nbl_dtype dtype, product,
-        adapter; /* of the computation, of the operands of base products and of the adapters' */
+    /* dtype: of the computation. product, adapter: of the operands of base and adapter products. */
+    nbl_dtype dtype, product, adapter;
     nbl_tensor x, dx;
     int64_t tokens, in, rows; /* rows: of the largest chunk */
     int count;
     nbl__cuda_linear_part layers[NBL_CUDA_LINEAR_MAX];
-    void *w, *w_half; /* [out, in]: one weight as it multiplies; f16 on its way to f32 */
+    void *w, *w_half; /* [out, in]: one weight in `product`; w_half: its f16 values before f32 */
     const void *held; /* the layer whose weight is in w */
     void *x_product, *x_adapter, *x_dropped; /* [rows, in] */
     void *t, *u;                             /* [rows, wide] */
@@ -141,29 +139,29 @@ typedef struct nbl__cuda_linears {
     size_t used;
 } nbl__cuda_linears;
 
-/* Sets up a call and cuts all pieces from `scratch`; NULL: measures. */
+/* Lays out all pieces in `scratch`. With NULL it only measures (j->used). */
 void nbl__cuda_linear_open(nbl__cuda_linears *j, const nbl__call *call, const nbl__linear *members, int count,
                            bool backward, uint8_t *scratch);
-/* Scratch of the general way for these arguments, or for the same with few tokens, if that is more.
- * small_only: for few tokens only. */
+/* Max bytes of scratch of the general way for these arguments, and for NBL_CUDA_SMALL_BATCH tokens.
+ * `small_only`: for the latter only. */
 size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool backward, bool small_only);
-/* Before the products: DoRA's factors, A and B in their dtype, the outlier columns of int8. codes:
- * the columns will be used. */
+/* Before the products: factors of DoRA, adapters converted to j->adapter, and with `codes` the
+ * outlier columns of int8. */
 nbl_status nbl__cuda_linear_prepare(nbl__cuda_linears *j, bool codes);
 nbl_status nbl__cuda_linear_weight(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, const void **w);
-/* Sets *result to rows of a tensor in the dtype of a product: in place, or converted into
- * `room`. */
+/* Rows of x (or dy) in `dtype`: the rows themselves, or converted into `room`, multiplied by factor
+ * if it is not NULL. */
 nbl_status nbl__cuda_linear_rows(const nbl__cuda_linears *j, const nbl_tensor *from, int64_t row,
                                  int64_t rows, nbl_dtype dtype, const float *factor, void *room,
                                  const void **result);
-/* Sets *result to rows of x as the layer's adapter sees them: with its dropout. */
+/* x after the layer's dropout, in the adapters' dtype. */
 nbl_status nbl__cuda_linear_dropped(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
                                     int64_t rows, const void **result);
-/* Computes t of a chunk from the adapter's input. */
+/* t of a chunk, from x after dropout. */
 nbl_status nbl__cuda_linear_inner(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t rows,
                                   const void *x);
-/* Computes the outputs of a chunk before factor and bias: f32 in `to`, and for int8 the codes' part
- * in code_sums. t must be there. */
+/* The outputs of a chunk before factor and bias, in f32. With int8 codes their integer part is in
+ * code_sums. t must have been computed. */
 nbl_status nbl__cuda_linear_plain(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
                                   int64_t rows, float *to);
 

@@ -1,17 +1,17 @@
-/* linear_cuda_folded.c - all terms of a result in one K loop, by our own product for compute
- * capability 9.0 (gemm_sm90.h). See linear_cuda_train.c.
+/* linear_cuda_folded.c - each result of linear layers in one K loop of gemm_sm90. See
+ * linear_cuda_train.c.
  *
- *   y_i = x·W_iᵀ + t_i·B_iᵀ          one part per layer, of one or two sources
- *   dx  = Σ dy_i·W_i + u·A           one part, of a source per layer and one for the adapters
+ *     y_i = x·W_iᵀ + t_i·B_iᵀ          the parts of one launch, two sources each
+ *     dx  = Σ dy_i·W_i + u·A           one sum: a source per layer, and one for all adapters
  *
- * A result is written once and rounded once. No operand is copied. The weights of a group are
- * dequantized side by side: their dx is one sum, and their outputs are parts of one product, which
- * fill the multiprocessors better than products one after another. */
+ * A result is written once and rounded once, and no operand is copied. The weights of a group are
+ * dequantized side by side. The outputs of a group as parts of one launch fill the multiprocessors
+ * better than one launch after another. */
 #include "ops/linear/cuda/linear_cuda_train.h"
 
 #include "ops/gemm/cuda/gemm_sm90.h"
 
-/* Dequantizes all packed weights of the call, each to its own memory. */
+/* Dequantizes all packed weights, side by side. */
 static nbl_status dequantize(const nbl__fast *j)
 {
     for (int i = 0; i < j->count; i++)
@@ -20,7 +20,8 @@ static nbl_status dequantize(const nbl__fast *j)
     return NBL_OK;
 }
 
-/* The product of forward. A dense weight is used where it is. */
+/* The product of forward. t may be wider than what this layer needs, so it has its own leading
+ * dimension. */
 static nbl__gemm_sm90 forward_product(const nbl__fast *j)
 {
     nbl__gemm_sm90 y = {.dtype = NBL_DTYPE_BF16,
@@ -46,8 +47,8 @@ nbl_status nbl__fold_forward(const nbl__fast *j)
     return nbl__gemm_sm90_run(j->call, &y);
 }
 
-/* The product of dx. With dropout the adapters' term is not a product with one A: dx holds it
- * already (beta 1), and the loop adds to it. */
+/* The product of dx. With dropout the masked terms of the adapters are in dx already: beta adds to
+ * them. */
 static nbl__gemm_sm90 dx_product(const nbl__fast *j)
 {
     nbl__gemm_sm90 dx = {
@@ -70,8 +71,6 @@ nbl_status nbl__fold_dx(const nbl__fast *j)
     return nbl__gemm_sm90_run(j->call, &dx);
 }
 
-/* Why the row declines; NULL: it takes the call. A call with one term only gains nothing from one
- * loop. */
 const char *nbl__cuda_folded_can(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward)
 {
     nbl__fast j;

@@ -1,14 +1,14 @@
-/* linear_cuda_general.c - the general way of linear layers, forward, and what backward shares with
- * it; and the choice of the way. See linear_cuda.h.
+/* linear_cuda_general.c - layers forward by the general way, and the functions it shares with
+ * backward. See linear_cuda.h.
  *
- *   for each layer, for each chunk of NBL_CUDA_CHUNK tokens:
- *       t    = s·drop(x)·Aᵀ
- *       sums = x·Wᵀ                  codes of LLM.int8: code_sums, and the outlier columns in sums
- *       sums += t·Bᵀ
- *       y    = factor∘sums + bias    one rounding
+ *     prepare   factors of DoRA, adapters, outlier columns                      once per call
+ *     for each layer, for each chunk of tokens:
+ *         t = s·drop(x)·Aᵀ
+ *         sums = x·Wᵀ (int8: codes and outlier columns), then += t·Bᵀ           f32
+ *         y = factor·sums + bias, rounded once
  *
- * Scratch: one dequantized weight, and per chunk x and dy in the dtypes of the products, t, u and
- * sums. Small batches of gemv skip the chunk loop (forward_small_batch). */
+ * A packed weight is dequantized once per layer, into a piece of scratch that all layers share. The
+ * gemv ways skip that: weights multiply as they are stored (forward_small_batch). */
 #include "ops/linear/cuda/linear_cuda.h"
 
 #include "ops/gemm/cuda/cublaslt.h"
@@ -19,35 +19,34 @@
 #include "ops/linear/cuda/linear_helpers.h"
 #include "ops/linear/dora_norm.h"
 
-/* The dtype of products with A and B. It is f32 for compute dtype f16, whose range is too small for
- * adapters and their gradients. It is f32 for few tokens, too: there the error of one token is not
- * evened out by others. */
+/* The dtype of the adapters' operands. f32 with f16, whose range is too small for adapters and
+ * their gradients. f32 also with few tokens, where rounding errors do not average out. */
 static nbl_dtype adapter_dtype(nbl_dtype dtype, int64_t tokens)
 {
     return dtype == NBL_DTYPE_BF16 && tokens > NBL_CUDA_SMALL_BATCH ? NBL_DTYPE_BF16 : NBL_DTYPE_F32;
 }
 
-/* The dtype of products with W. Values between the layers of mlp are f32. In f16 they may be out of
- * range, so the products are f32 then. */
+/* The dtype of the operands of base products. Between the layers of mlp values are f32. They may be
+ * out of range in f16, so these products use f32 operands. */
 static nbl_dtype product_dtype(const nbl__linear *a, bool backward)
 {
     bool wider = a->x.dtype != a->dtype || (backward && a->dy.dtype != a->dtype);
     return a->dtype == NBL_DTYPE_F16 && wider ? NBL_DTYPE_F32 : a->dtype;
 }
 
-/* True if the stored weight is the product's operand as it is: no copy, no conversion. */
+/* True if products can read the stored weight: dense, in the dtype of the products. */
 static bool lies_ready(const nbl_weight *w, nbl_dtype dtype, nbl_dtype product)
 {
     return w->format == NBL_FORMAT_DENSE && w->dtype == dtype && product == dtype;
 }
 
-/* Cuts memory for `elements` values; NULL if it is not needed. */
+/* A piece of scratch; NULL if it is not needed. */
 static void *cut(nbl__cut *c, bool needed, int64_t elements, nbl_dtype dtype)
 {
     return needed ? nbl__cut_bytes(c, (size_t)elements * nbl__size_of(dtype)) : NULL;
 }
 
-/* Fills in one layer and cuts its small operands. Ranks are padded to multiples of 8 with zeros. */
+/* Fills a layer's part, and cuts its own pieces. Sums are f64: two f32 each. */
 static void open_layer(nbl__cuda_linears *j, nbl__cut *c, nbl__cuda_linear_part *l, const nbl__linear *a,
                        bool backward)
 {
@@ -62,6 +61,12 @@ static void open_layer(nbl__cuda_linears *j, nbl__cut *c, nbl__cuda_linear_part 
     l->magnitude_sums = cut(c, backward && nbl__given(&a->magnitude), 2 * l->out, NBL_DTYPE_F32);
 }
 
+/* Scratch, in this order; pieces that a call does not need take no bytes:
+ *
+ *     per layer    factor | inverse | A | B | sums of bias and magnitude
+ *     all layers   w | w_half | x_product | x_adapter | x_dropped | t | u | sums | int8: outlier,
+ *                  codes, scales, kept, code_sums | backward: dy_product, dy_adapter, dx_sums,
+ *                  dx_part, parts */
 void nbl__cuda_linear_open(nbl__cuda_linears *j, const nbl__call *call, const nbl__linear *members, int count,
                            bool backward, uint8_t *scratch)
 {
@@ -89,7 +94,7 @@ void nbl__cuda_linear_open(nbl__cuda_linears *j, const nbl__call *call, const nb
         drops |= l->rank > 0 && a->dropout > 0;
         trained |= backward && a->train_w;
     }
-    /* pieces of a chunk: x and y in elements */
+    /* Pieces that all layers share have the size of the largest. */
     int64_t x = j->rows * j->in, y = j->rows * widest;
     bool outputs = !backward || dora, wide_y = backward || members->y.dtype != NBL_DTYPE_F32;
     j->w = cut(&c, dequantized > 0, dequantized, j->product);
@@ -129,7 +134,8 @@ nbl_status nbl__cuda_dora_weight_norm(const nbl__call *call, const nbl__linear *
     return nbl__dora_norm_cuda.run(call, &arguments);
 }
 
-/* Computes DoRA's factors, converts all A and B in one launch, and finds the outlier columns. */
+/* A norm that is computed goes through `inverse` first: nbl__cuda_factors reads it before it writes
+ * 1 / norm there. */
 nbl_status nbl__cuda_linear_prepare(nbl__cuda_linears *j, bool codes)
 {
     nbl__move moves[2 * NBL_CUDA_LINEAR_MAX];
@@ -171,7 +177,8 @@ nbl_status nbl__cuda_linear_prepare(nbl__cuda_linears *j, bool codes)
 
 /* ---- operands ---- */
 
-/* Converts a dense matrix from one dtype to another, with a rounding to `via` between them. */
+/* Converts a dense matrix, with a rounding to `via` in between, and multiplies its columns by
+ * factor if that is not NULL. */
 static nbl_status convert(const nbl__call *call, int64_t rows, int64_t columns, const void *from,
                           nbl_dtype from_dtype, nbl_dtype via, const float *factor, void *to,
                           nbl_dtype to_dtype)
@@ -191,8 +198,8 @@ static nbl_status convert(const nbl__call *call, int64_t rows, int64_t columns, 
     return nbl__cuda_move(call, &move, 1);
 }
 
-/* Sets *w to the weight as the products read it. j->held remembers which layer's weight is in j->w,
- * so one layer's chunks dequantize it once. */
+/* The weight in j->product. j->held avoids dequantizing again for the next chunk of the same
+ * layer. */
 nbl_status nbl__cuda_linear_weight(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, const void **w)
 {
     const nbl_weight *from = &l->a->w;
@@ -221,6 +228,8 @@ nbl_status nbl__cuda_linear_rows(const nbl__cuda_linears *j, const nbl_tensor *f
     return convert(j->call, rows, nbl__last(from), data, from->dtype, from->dtype, factor, room, dtype);
 }
 
+/* Without dropout this is x, converted if its dtype differs. The mask depends on the token's index
+ * in the whole batch. */
 nbl_status nbl__cuda_linear_dropped(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
                                     int64_t rows, const void **result)
 {
@@ -246,15 +255,15 @@ nbl_status nbl__cuda_linear_inner(const nbl__cuda_linears *j, const nbl__cuda_li
                                                 .alpha = l->a->scale});
 }
 
-/* True if one row of x multiplies a dense weight directly (gemv_cuda.h). */
+/* True if gemv_dense takes the layer: one token, a dense weight in the compute dtype. */
 static bool is_for_dense_gemv(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l)
 {
     return j->tokens == 1 && nbl__cuda_gemv_dense_takes(&l->a->w, j->dtype, j->x.data);
 }
 
-/* True if a layer goes as a small batch: the product with the stored weight, then the adapter added
- * to it. Layers with dropout go the general way. So do layers in training (`dequantized`): no bit
- * of a run may depend on whether a weight stays packed. */
+/* True if the weight can multiply as it is stored: up to 8 rows with a packed weight, or one with a
+ * dense weight. Layers with dropout take the general way. So does training (`dequantized`): its
+ * bits must not depend on whether a weight is kept packed. */
 static bool is_for_gemv(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l)
 {
     nbl_format format = l->a->w.format;
@@ -283,6 +292,9 @@ static nbl_status add_adapter(const nbl__cuda_linears *j, const nbl__cuda_linear
                                                 .beta = 1});
 }
 
+/* int8: up to 8 rows go in one pass over the weight. Otherwise the codes' product is exact in
+ * integers, and the outlier columns multiply the dequantized weight: all other columns of `kept`
+ * are zeros. */
 nbl_status nbl__cuda_linear_plain(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
                                   int64_t rows, float *to)
 {
@@ -327,8 +339,7 @@ nbl_status nbl__cuda_linear_plain(nbl__cuda_linears *j, const nbl__cuda_linear_p
 
 /* ---- forward ---- */
 
-/* y = factor∘sums + bias for the rows of a chunk. Nothing is left to do if y is f32 and holds the
- * sums. */
+/* y = factor·(sums + codes) + bias of a chunk. Nothing to do if the sums are y already. */
 static nbl_status finish(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
                          int64_t rows, const float *sums)
 {
@@ -346,14 +357,14 @@ static nbl_status finish(const nbl__cuda_linears *j, const nbl__cuda_linear_part
     return as_it_is ? NBL_OK : nbl__cuda_finish(j->call, &f);
 }
 
-/* True if the output is the product, with at most a bias. */
+/* True if only a bias follows the product. */
 static bool is_plain(const nbl__cuda_linear_part *l)
 {
     return l->rank == 0 && !l->factor;
 }
 
-/* The description of all layers' products in one launch. Layers with an adapter get their bias
- * later. */
+/* The products of all layers as one launch of gemv_row_sm90. Layers with an adapter or DoRA get
+ * their bias later. */
 static nbl__gemv_one products_at_once(const nbl__cuda_linears *j)
 {
     nbl__gemv_one one = {.dtype = j->dtype, .x = j->x.data, .count = j->count, .act = -1};
@@ -365,8 +376,8 @@ static nbl__gemv_one products_at_once(const nbl__cuda_linears *j)
     return one;
 }
 
-/* Computes a layer for few rows. `multiplied`: y holds the product already, and the bias of layers
- * without an adapter. */
+/* The gemv ways: product, then adapter, factor and bias in place. `multiplied`: y holds the
+ * product, and the bias of plain layers. */
 static nbl_status forward_small_batch(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, bool multiplied)
 {
     const nbl__linear *a = l->a;
@@ -395,7 +406,7 @@ static nbl_status forward_small_batch(nbl__cuda_linears *j, const nbl__cuda_line
     return nbl__cuda_lora_decode(j->call, &small);
 }
 
-/* Computes a layer: as a small batch, or chunk by chunk. */
+/* All chunks of one layer. If y is f32, the sums are computed in y itself. */
 static nbl_status forward_layer(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, bool multiplied)
 {
     if (l->small) return forward_small_batch(j, l, multiplied);
@@ -413,8 +424,7 @@ static nbl_status forward_layer(nbl__cuda_linears *j, const nbl__cuda_linear_par
     return NBL_OK;
 }
 
-/* A plan measures scratch for the largest number of tokens. A run may have fewer, which multiply
- * their adapters in f32, so a small batch is measured too. */
+/* Fewer tokens can need more: their adapters are f32. So the larger of both counts is returned. */
 size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool backward, bool small_only)
 {
     nbl__cuda_linears j;
@@ -435,8 +445,8 @@ size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool bac
 
 /* ---- the ways ---- */
 
-/* Why a gemv row declines; NULL: it takes the layers. NBL_CUDA_GEMV needs one layer that it
- * suits. */
+/* NULL if a gemv way takes the layers. GEMV needs one layer that it serves, GEMV_SM90 all of them
+ * in one launch. */
 static const char *gemv_can(nbl__cuda_way way, const nbl__linear *members, int count)
 {
     nbl__cuda_linears j;
@@ -466,6 +476,7 @@ const char *nbl__cuda_linear_can(const nbl__cuda *cuda, nbl__cuda_way way, const
     }
 }
 
+/* The last way takes everything, so the loop ends. */
 nbl__cuda_way nbl__cuda_linear_best(const nbl__cuda *cuda, const nbl__linear *members, int count)
 {
     nbl__cuda_way way = 0;
@@ -473,6 +484,8 @@ nbl__cuda_way nbl__cuda_linear_best(const nbl__cuda *cuda, const nbl__linear *me
     return way;
 }
 
+/* A plan for many tokens may run with few, so the ways of training also count the general way with
+ * few tokens. */
 size_t nbl__cuda_linear_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *members,
                                 int count)
 {

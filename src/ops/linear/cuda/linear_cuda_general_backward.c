@@ -1,13 +1,14 @@
-/* linear_cuda_general_backward.c - the general way of linear layers, backward. See linear_cuda.h.
+/* linear_cuda_general_backward.c - layers backward by the general way. See linear_cuda.h.
  *
- *   for each chunk of tokens, for each layer:
- *       dy' = factor∘dy
- *       dW += dy'ᵀ·x,   dB += dy'ᵀ·t,   u = s·dy'·B,   dA += uᵀ·drop(x)
- *       db, dmagnitude: f64 sums over tokens
- *       dx += dy'·W + drop(u·A)          f32, rounded once after the last layer
+ *     for each chunk of tokens, for each layer:
+ *         dy' = factor∘dy, in the dtypes of the products
+ *         dW += dy'ᵀ·x;   dB += dy'ᵀ·t,  u = s·dy'·B,  dA += uᵀ·drop(x)
+ *         dbias, dmagnitude: sums over tokens in f64
+ *         dx (+)= dy'·W + drop(u·A)                                       f32
+ *     dx of the chunk → its dtype, rounded once
  *
- * Chunks are the outer loop, so that dx stays f32 until all layers have added to it. The price:
- * with several chunks and several layers a weight is dequantized again for each chunk. */
+ * Chunks are the outer loop, so dx of all layers is added in f32. With several layers and several
+ * chunks, each weight is dequantized again for every chunk. */
 #include "ops/linear/cuda/linear_cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -16,20 +17,20 @@
 #include "ops/linear/cuda/dropout_cuda.h"
 #include "ops/linear/cuda/linear_helpers.h"
 
-/* True if the caller gave memory for this gradient. */
+/* True if the gradient has memory. */
 static bool wanted(const nbl_tensor *gradient)
 {
     return gradient->rank > 0 && nbl__given(gradient);
 }
 
-/* One layer and one chunk. */
+/* One layer and chunk. */
 typedef struct part {
     const nbl__cuda_linear_part *l;
     int64_t row, rows;
-    const void *dy, *dy_adapter; /* factor∘dy as base products and as adapters multiply it */
+    const void *dy, *dy_adapter; /* factor∘dy in the dtype of base products, and of adapters */
 } part;
 
-/* c (+)= aᵀ·b over the tokens of the chunk, in f32. The first chunk overwrites c, unless the caller
+/* c (+)= aᵀ·b over the tokens of the chunk, in f32. The first chunk adds only if the caller
  * accumulates. */
 static nbl_status over_tokens(const nbl__cuda_linears *j, const part *p, const void *a, int64_t m,
                               int64_t lda, const void *b, int64_t n, int64_t ldb, float *c)
@@ -49,8 +50,8 @@ static nbl_status over_tokens(const nbl__cuda_linears *j, const part *p, const v
                                                 .beta = p->row > 0 || p->l->a->accumulate ? 1 : 0});
 }
 
-/* dB, u and dA of a chunk. t is computed again only if dB or the magnitude's gradient is wanted, u
- * only if dA or dx is. */
+/* t, dB, u and dA of the chunk, each only if something needs it. t is also needed for dmagnitude. u
+ * stays for dx. */
 static nbl_status adapter_gradients(nbl__cuda_linears *j, const part *p)
 {
     const nbl__cuda_linear_part *l = p->l;
@@ -75,7 +76,8 @@ static nbl_status adapter_gradients(nbl__cuda_linears *j, const part *p)
     return over_tokens(j, p, j->u, l->rank, l->wide, x, j->in, j->in, a->dlora_a.data);
 }
 
-/* Adds the layer's part to the f32 sum of dx; the first layer overwrites it. */
+/* The layer's part of dx: written if it is the first layer, else added. A masked part needs its own
+ * piece first. */
 static nbl_status dx_part(nbl__cuda_linears *j, const part *p, bool first, float *sums)
 {
     const nbl__cuda_linear_part *l = p->l;
@@ -108,8 +110,8 @@ static nbl_status dx_part(nbl__cuda_linears *j, const part *p, bool first, float
                               p->rows, j->in, j->dx_part, sums, true);
 }
 
-/* Sums over the chunk's tokens: Σ dy for db, Σ dy·(output before factor and bias) for the
- * magnitude. */
+/* Adds the chunk to Σ dy (bias) and Σ dy·(output before factor and bias) (magnitude). The outputs
+ * are computed again. */
 static nbl_status sums_over_tokens(nbl__cuda_linears *j, const part *p)
 {
     const nbl__cuda_linear_part *l = p->l;
@@ -134,7 +136,7 @@ static nbl_status sums_over_tokens(nbl__cuda_linears *j, const part *p)
                           l->magnitude_sums);
 }
 
-/* All gradients of one layer for one chunk. dx NULL: not wanted. */
+/* All gradients of one layer and chunk. dx NULL: not wanted. */
 static nbl_status layer_chunk(nbl__cuda_linears *j, part *p, bool first, float *dx)
 {
     const nbl__cuda_linear_part *l = p->l;
@@ -155,7 +157,7 @@ static nbl_status layer_chunk(nbl__cuda_linears *j, part *p, bool first, float *
     return dx ? dx_part(j, p, first, dx) : NBL_OK;
 }
 
-/* All layers for one chunk, then dx rounded to its dtype. */
+/* One chunk of all layers. dx is summed in f32: in dx itself if it is f32, else in scratch. */
 static nbl_status chunk(nbl__cuda_linears *j, int64_t row)
 {
     int64_t rows = nbl__min_i64(j->rows, j->tokens - row);
@@ -168,7 +170,7 @@ static nbl_status chunk(nbl__cuda_linears *j, int64_t row)
     return nbl__cuda_finish(j->call, &f);
 }
 
-/* Without tokens the gradients of parameters are zero; those that accumulate stay. */
+/* Without tokens the gradients of parameters are zeros. */
 static nbl_status clear(const nbl__cuda_linears *j, const nbl__linear *a)
 {
     const nbl_tensor *gradients[] = {&a->dlora_a, &a->dlora_b, &a->dbias, &a->dmagnitude, &a->dw};
@@ -179,7 +181,7 @@ static nbl_status clear(const nbl__cuda_linears *j, const nbl__linear *a)
     return NBL_OK;
 }
 
-/* Rounds the f64 sums into db and dmagnitude, after the last chunk. */
+/* Writes the sums over all tokens to dbias and dmagnitude = Σ / norm. */
 static nbl_status put_sums(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l)
 {
     const nbl__linear *a = l->a;
@@ -201,6 +203,7 @@ const char *nbl__cuda_linear_backward_can(const nbl__cuda *cuda, nbl__cuda_way w
     }
 }
 
+/* As nbl__cuda_linear_scratch: the ways of training may run with few tokens. */
 size_t nbl__cuda_linear_backward_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *members,
                                          int count)
 {

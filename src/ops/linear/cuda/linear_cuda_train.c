@@ -1,20 +1,22 @@
-/* linear_cuda_train.c - the two ways for training: bf16, more than 16 tokens, any storage format,
- * LoRA or no adapter. See linear_cuda.h.
+/* linear_cuda_train.c - linear layers in training: bf16, more than NBL_CUDA_SMALL_BATCH tokens, any
+ * storage format, LoRA or no adapter. See linear_cuda.h.
  *
  * The terms of rank r join the base products in one of two ways:
  *
- *   folded    NBL_CUDA_FOLDED_SM90, where memory is aligned to 16 bytes: y = x·Wᵀ + t·Bᵀ and
- *             dx = Σ dy_i·W_i + u·A, each in one K loop (linear_cuda_folded.c). A result is
- *             written and rounded once. With dropout dx begins as drop(u·A), and the loop adds
- *             to it.
- *   before    NBL_CUDA_CUBLASLT: y = t·Bᵀ, then y += x·Wᵀ; dx = u·A, then dx += dy_i·W_i. A
- *             result is written several times and rounded each time: 1.1e-3 of its norm, so
- *             1.6e-3 for y and up to 2.5e-3 for the dx of four layers.
+ *     folded    NBL_CUDA_FOLDED_SM90, if memory is aligned to 16 bytes: y = x·Wᵀ + t·Bᵀ and
+ *               dx = Σ dy_i·W_i + u·A, each in one K loop of gemm_sm90 (linear_cuda_folded.c).
+ *               Results are written and rounded once. With dropout dx starts with the masked u·A,
+ *               and the loop adds to it.
+ *     before    NBL_CUDA_CUBLASLT: y = t·Bᵀ, then y += x·Wᵀ; dx = u·A, then dx += dy_i·W_i. A
+ *               result is written more than once and rounded each time. A rounding is 1.1e-3 of
+ *               the norm, so the error is 1.6e-3 for y and up to 2.5e-3 for the dx of four layers.
  *
- * The bias is two columns of the adapter, times 1: its bf16 value, and the bf16 value of the rest.
- * A dense weight in bf16 is used where it is. Packed weights are dequantized into one piece of
- * scratch, one after another; on compute capability 9.0 side by side, so that one product
- * can read several. */
+ * A bias goes along as two columns of the adapter: its bf16 value, and the rest that the rounding
+ * lost. t has ones there. A dense weight in bf16 is used directly. Packed weights are dequantized
+ * one after another into the same piece of scratch; for folded products side by side.
+ *
+ * Scratch: B of each layer | A of all | weights | t (forward) or u | x after dropout | backward: t,
+ * shares, dA, sums */
 #include "ops/linear/cuda/linear_cuda_train.h"
 
 #include <cuda_runtime_api.h>
@@ -25,18 +27,21 @@
 #include "ops/gemm/cuda/gemm_tall_skinny.h"
 #include "ops/gemm/cuda/gemm_lowrank_sm90.h"
 
-/* Columns of t or u for a layer: the rank, in forward two more for a bias, rounded up to a multiple
- * of 16. */
+/* Columns of t (forward) or u (backward) that a layer needs: a multiple of 16. Forward adds two for
+ * a bias. */
 static int64_t columns_of(const nbl__linear *a, bool backward)
 {
     int64_t columns = nbl__linear_rank(a) + (!backward && nbl__given(&a->bias) ? 2 : 0);
     return (columns + 15) / 16 * 16;
 }
 
+/* NULL if both ways of training take the layers, else the reason. The folded way has more
+ * conditions. */
 const char *nbl__cuda_train_can(const nbl__linear *members, int count, bool backward)
 {
     int64_t in = members->w.shape[1], wide = 0;
-    bool small = false; /* a kernel for biases or masks is needed; it takes few columns only */
+    /* A bias or a mask: their kernels take at most NBL_TALL_SKINNY_MAX columns. */
+    bool small = false;
     static const char bf16[] = "needs bf16", eights[] = "needs rows and columns by the eight";
     if (members->dtype != NBL_DTYPE_BF16 || members->x.dtype != NBL_DTYPE_BF16) return bf16;
     if (nbl__tensor_rows(&members->x) <= NBL_CUDA_SMALL_BATCH) return "16 tokens or fewer";
@@ -56,7 +61,7 @@ const char *nbl__cuda_train_can(const nbl__linear *members, int count, bool back
                                                  : "adapters of too large a rank beside a bias or a mask";
 }
 
-/* The columns of t in forward, in bf16. 0 if forward will not go a way for training. */
+/* t of all layers, [tokens, wide] in bf16; 0 if another way runs. */
 size_t nbl__cuda_fast_kept(const nbl__linear *members, int count)
 {
     int64_t wide = 0;
@@ -65,7 +70,7 @@ size_t nbl__cuda_fast_kept(const nbl__linear *members, int count)
     return (size_t)(nbl__tensor_rows(&members->x) * wide) * 2;
 }
 
-/* Cuts memory for `elements` values of bf16; NULL if they are not needed. */
+/* A piece of bf16 elements; NULL if it is not needed. */
 static void *cut(nbl__cut *c, bool needed, int64_t elements)
 {
     return needed ? nbl__cut_bytes(c, (size_t)elements * 2) : NULL;
@@ -76,7 +81,7 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Scratch of a low-rank product over matrices of these widths, if there is a kernel for it. */
+/* Scratch of a low-rank GEMM over matrices of these columns; 0 if it cannot run. */
 static size_t for_lowrank(const nbl__cuda *cuda, int64_t rows, int64_t wide, const int64_t *columns,
                           int count)
 {
@@ -86,8 +91,7 @@ static size_t for_lowrank(const nbl__cuda *cuda, int64_t rows, int64_t wide, con
     return taken ? nbl__gemm_lowrank_scratch(cuda, &s) : 0;
 }
 
-/* Cuts what only backward needs: t, the scratch of low-rank products, gradients of A, sums over
- * tokens. */
+/* Backward: t, then scratch of low-rank GEMMs, dA of all layers, and parts of sums over tokens. */
 static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64_t max)
 {
     bool bias = false;
@@ -104,13 +108,15 @@ static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64
         l->sums = nbl__given(&l->a->bias) ? nbl__cut_bytes(c, (size_t)l->out * sizeof *l->sums) : NULL;
         bias |= l->sums != NULL;
     }
-    shares = larger(shares, for_lowrank(cuda, j->tokens, wide, outs, adapted)); /* if they are as wide all */
+    /* If all have the same width. */
+    shares = larger(shares, for_lowrank(cuda, j->tokens, wide, outs, adapted));
     j->shares = nbl__cut_bytes(c, shares);
     if (j->count > 1 && j->wide > 0 && !j->drops) NBL_CUT(c, j->da, j->wide * j->in);
     if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, max));
 }
 
-/* t lies in the memory that forward leaves for backward, if the plan has it; else in scratch. */
+/* t is in the memory that forward keeps for backward, if the call has it; else in scratch. In
+ * backward its columns are those that forward had, with the bias. */
 static void assign_t(nbl__fast *j, bool backward)
 {
     void *kept = j->call ? j->call->kept : NULL;
@@ -125,8 +131,7 @@ static void assign_t(nbl__fast *j, bool backward)
     if (j->has_t) j->over_x = false;
 }
 
-/* Fills in the job and cuts the scratch. In each group of layers t and u are joined: a layer's
- * columns begin at t_first and first. scratch NULL: only sizes and alignments are right. */
+/* Lays out a job. scratch NULL: stand-in addresses, for measuring and for conditions. */
 static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call, const nbl__linear *members,
                      int count, bool backward, uint8_t *scratch)
 {
@@ -150,6 +155,7 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
         if (nbl__fast_packed(&l->a->w))
             dequantized = nbl__max_i64(dequantized, l->out), dequantized_all += l->out, any_packed = true;
     }
+    /* Only folded products read several dequantized weights in one launch. */
     j->side_by_side = cuda->major == 9 && (j->wide > 0 || (backward && count > 1));
     for (int i = 0; i < count; i++) {
         nbl__linear_train *l = &j->layers[i];
@@ -196,8 +202,8 @@ nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear
 
 /* ---- steps ---- */
 
-/* Describes the copy of B to bf16, [out, wide] or transposed, and in forward the two columns of the
- * bias behind it. Returns the number of moves, 1 or 2. */
+/* The moves of B and (forward) of the bias behind it, in bf16: [out, wide], or transposed. Returns
+ * their number. */
 static int moves_of_b(const nbl__linear_train *l, bool transposed, bool with_bias, void *to, int64_t ld,
                       nbl__move moves[2])
 {
@@ -266,7 +272,8 @@ nbl_status nbl__fast_see(const nbl__fast *j, const nbl__linear_train *l, const v
                           j->x.data, NBL_DTYPE_BF16, j->dropped, NBL_DTYPE_BF16);
 }
 
-/* t of layers [first, end), which are neighbours, in one pass over x. */
+/* t of layers [first, end), whose columns of t follow each other, in one pass over x. Columns of a
+ * bias become ones. */
 static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias, const void *x)
 {
     int64_t column = j->layers[first].first;
@@ -286,6 +293,7 @@ static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias
     return nbl__cuda_project(j->call, &p);
 }
 
+/* With a bias by the tall-skinny GEMM, which writes the ones; else by cuBLASLt. */
 nbl_status nbl__linear_train_t(const nbl__fast *j, const nbl__linear_train *l, bool with_bias, const void *x)
 {
     if (l->wide == 0) return NBL_OK;
@@ -305,7 +313,8 @@ nbl_status nbl__linear_train_t(const nbl__fast *j, const nbl__linear_train *l, b
                                           .ldc = j->t_ld});
 }
 
-/* t of all layers: in one pass over x if all see the same x; with dropout one pass per layer. */
+/* One pass over x for all layers, unless they have dropout (each has its own x) or, for cuBLASLt,
+ * different scales. */
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
 {
     bool bias = false, same = true;
@@ -335,7 +344,7 @@ nbl_status nbl__fast_dequantize(const nbl__fast *j, const nbl__linear_train *l, 
 
 /* ---- forward ---- */
 
-/* One layer, the adapter's term first, so that the base product is the last to be rounded. */
+/* One layer of the way `before`: the adapter's product, then the base product added to it. */
 static nbl_status forward_before(const nbl__fast *j, const nbl__linear_train *l)
 {
     if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_dequantize(j, l, l->w));
@@ -362,6 +371,7 @@ static nbl_status forward_before(const nbl__fast *j, const nbl__linear_train *l)
                                           .beta = l->wide > 0 ? 1 : 0});
 }
 
+/* Forward: adapters to bf16, t, then the products. */
 nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members, int count, bool folded)
 {
     nbl__fast j;

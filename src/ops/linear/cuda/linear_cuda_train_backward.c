@@ -1,13 +1,12 @@
-/* linear_cuda_train_backward.c - the two ways for training, backward. See linear_cuda_train.c.
+/* linear_cuda_train_backward.c - linear layers backward in training. See linear_cuda_train.c.
  *
- *   u = s·dy·B   and dB = dyᵀ·t     one pass over dy, once t is known
- *   t = s·x·Aᵀ   and dA = uᵀ·x      one pass over x, once u is known
- *   dx                              linear_cuda_folded.c, or a product per term
- *   dW = dyᵀ·x, db = Σ dy           where they are wanted
+ *     u = s·dy·B and dB = dyᵀ·t       one pass over dy, if t is there      lowrank_dy
+ *     dA = uᵀ·x (and t = s·x·Aᵀ)      one pass over x, if u is there       lowrank_x
+ *     dx = Σ dy_i·W_i + u·A, dW = dyᵀ·x, dbias = Σ dy
  *
- * One of x and dy must be read twice: for t or for u first, and again for both gradients. The
- * larger one is read once (over_x); of a group it is always dy. If forward left its t, both are
- * read once. */
+ * Without t from forward one of x and dy is read twice. A single layer reads the larger one once:
+ * if x is larger, u comes first, then t, dA and dB (over_x). Otherwise t comes first. If forward
+ * kept t, both are read once. */
 #include "ops/linear/cuda/linear_cuda_train.h"
 
 #include "ops/linear/cuda/dropout_cuda.h"
@@ -15,18 +14,18 @@
 #include "ops/gemm/cuda/gemm_tall_skinny.h"
 #include "ops/gemm/cuda/gemm_lowrank_sm90.h"
 
-/* True if the caller gave memory for this gradient. */
+/* True if the gradient has memory. */
 static bool wanted(const nbl_tensor *gradient)
 {
     return gradient->rank > 0 && nbl__given(gradient);
 }
 
-/* What the caller wants, of any layer. */
+/* The gradients that some layer wants: dA, dB, dx. */
 typedef struct wishes {
     bool a, b, dx;
 } wishes;
 
-/* c (+)= aᵀ·b over all tokens, in f32. */
+/* c (+)= aᵀ·b over the tokens, in f32. */
 static nbl_status over_tokens(const nbl__fast *j, const void *a, int64_t m, int64_t lda, const void *b,
                               int64_t n, int64_t ldb, float *c, bool accumulate)
 {
@@ -44,7 +43,7 @@ static nbl_status over_tokens(const nbl__fast *j, const void *a, int64_t m, int6
                                           .beta = accumulate ? 1 : 0});
 }
 
-/* u of one layer, by a product of its own. */
+/* u of one layer, by cuBLASLt. */
 static nbl_status make_u(const nbl__fast *j, const nbl__linear_train *l)
 {
     const nbl__linear *a = l->a;
@@ -61,7 +60,7 @@ static nbl_status make_u(const nbl__fast *j, const nbl__linear_train *l)
                                           .ldc = j->wide});
 }
 
-/* dB of one layer, by a product of its own. t is known. */
+/* dB of one layer, by cuBLASLt; t must have been computed. */
 static nbl_status make_db(const nbl__fast *j, const nbl__linear_train *l)
 {
     const nbl__linear *a = l->a;
@@ -69,8 +68,9 @@ static nbl_status make_db(const nbl__fast *j, const nbl__linear_train *l)
                        a->dlora_b.data, a->accumulate);
 }
 
-/* u and dB of layers [first, end), in one pass over each dy. t is known. *done: the low-rank kernel
- * took it; it needs one width for all layers and both results wanted. */
+/* u and dB of layers [first, end) in one pass over each dy; t must have been computed. *done is
+ * false if the layers do not have one width, a gradient is not wanted, or the kernel does not take
+ * them. */
 static nbl_status lowrank_dy(const nbl__fast *j, int first, int end, const wishes *want, bool *done)
 {
     nbl__gemm_lowrank s = {.rows = j->tokens, .to = j->u, .to_ld = j->wide, .v = j->t, .v_ld = j->t_ld};
@@ -80,6 +80,7 @@ static nbl_status lowrank_dy(const nbl__fast *j, int first, int end, const wishe
         const nbl__linear *a = l->a;
         if (l->wide == 0) continue;
         if (s.wide == 0) s.wide = l->wide;
+        /* One kernel computes both results, so both must be wanted. */
         if (l->wide != s.wide || !wanted(&a->dlora_b) || (!want->dx && !wanted(&a->dlora_a))) return NBL_OK;
         s.gradients[s.gradient_count++] = (nbl__gemm_lowrank_gradient){
             .part = s.count, .rank = l->rank, .to = a->dlora_b.data, .accumulate = a->accumulate};
@@ -94,7 +95,7 @@ static nbl_status lowrank_dy(const nbl__fast *j, int first, int end, const wishe
     return *done ? nbl__gemm_lowrank_run(j->call, &s, j->shares) : NBL_OK;
 }
 
-/* u and dB of layers [first, end): in one pass, or by two products per layer. */
+/* u and dB of layers [first, end): the low-rank GEMM, or two products per layer. */
 static nbl_status over_dy(const nbl__fast *j, int first, int end, const wishes *want)
 {
     bool done;
@@ -107,7 +108,7 @@ static nbl_status over_dy(const nbl__fast *j, int first, int end, const wishes *
     return NBL_OK;
 }
 
-/* dA of one layer, by a product of its own. u is known, and x is what its adapter sees. */
+/* dA of one layer, by cuBLASLt; u must have been computed. */
 static nbl_status make_da(const nbl__fast *j, const nbl__linear_train *l, const void *x)
 {
     const nbl__linear *a = l->a;
@@ -115,8 +116,8 @@ static nbl_status make_da(const nbl__fast *j, const nbl__linear_train *l, const 
                        a->accumulate);
 }
 
-/* dA of layers [first, end), whose adapters see the same `x`, in one pass over it. u is known.
- * with_t: also t, of a single layer. */
+/* dA of layers [first, end) in one pass over `x`, which is x after their dropout. `with_t`: also t,
+ * for one layer. u must have been computed. */
 static nbl_status lowrank_x(const nbl__fast *j, int first, int end, const void *x, bool with_t, bool *done)
 {
     const nbl__linear_train *f = &j->layers[first];
@@ -146,7 +147,7 @@ static nbl_status lowrank_x(const nbl__fast *j, int first, int end, const void *
     return *done ? nbl__gemm_lowrank_run(j->call, &s, j->shares) : NBL_OK;
 }
 
-/* t, dA and dB of a single layer. u is known. */
+/* t, dA and dB of a single layer; u must have been computed. */
 static nbl_status over_x(const nbl__fast *j, const wishes *want, const void *x)
 {
     const nbl__linear_train *l = &j->layers[0];
@@ -159,8 +160,8 @@ static nbl_status over_x(const nbl__fast *j, const wishes *want, const void *x)
     return make_db(j, l);
 }
 
-/* dA of all layers from the same x: one low-rank product, or one product for all and a scatter to
- * each layer's gradient. */
+/* dA of all layers from x: the low-rank GEMM, or one product for all, whose rows are then copied to
+ * each dA. */
 static nbl_status gradients_of_a(const nbl__fast *j)
 {
     nbl__scatter_part parts[NBL_CUDA_LINEAR_MAX];
@@ -178,7 +179,8 @@ static nbl_status gradients_of_a(const nbl__fast *j)
     return nbl__cuda_scatter(j->call, j->da, j->in, parts, count);
 }
 
-/* With dropout each layer sees its own x. It is computed once, and used for t and for dA. */
+/* With dropout every layer has its own masked x. It is computed once per layer, for both t and
+ * dA. */
 static nbl_status gradients_of_dropped(const nbl__fast *j, const wishes *want)
 {
     for (int i = 0; i < j->count; i++) {
@@ -200,7 +202,7 @@ static nbl_status gradients_of_dropped(const nbl__fast *j, const wishes *want)
     return NBL_OK;
 }
 
-/* Gradients of A and B, and u for dx. The order is that of the head of this file. */
+/* u, dB and dA of all layers, in the order that reads the least. */
 static nbl_status adapter_gradients(const nbl__fast *j, const wishes *want)
 {
     if (j->wide > 0) NBL_TRY(nbl__fast_pack(j, true));
@@ -212,7 +214,7 @@ static nbl_status adapter_gradients(const nbl__fast *j, const wishes *want)
     return want->a ? gradients_of_a(j) : NBL_OK;
 }
 
-/* dx = Σ drop_i(u_i·A_i), the adapters' term with dropout. */
+/* dx = Σ drop_i(u_i·A_i), rounded once. */
 static nbl_status dx_dropped(const nbl__fast *j)
 {
     nbl__expand e = {.rows = j->tokens,
@@ -232,7 +234,7 @@ static nbl_status dx_dropped(const nbl__fast *j)
     return nbl__cuda_expand(j->call, &e);
 }
 
-/* dx: the adapters' term first, then the base products added to it; folded: one K loop. */
+/* dx: folded in one product; otherwise the adapters' term, then the layers one after another. */
 static nbl_status make_dx(const nbl__fast *j, bool folded)
 {
     nbl__gemm g = {.c_dtype = NBL_DTYPE_BF16, .m = j->tokens, .n = j->in, .c = j->dx.data};
@@ -242,6 +244,7 @@ static nbl_status make_dx(const nbl__fast *j, bool folded)
         g.k = j->wide, g.a = j->u, g.lda = j->wide, g.b = j->lora_a;
         NBL_TRY(nbl__fast_multiply(j, 1, g));
     }
+    /* dx holds the adapters' terms, if there are any; each layer adds to it. */
     g.beta = j->wide > 0 ? 1 : 0;
     for (int i = 0; i < j->count; i++) {
         const nbl__linear_train *l = &j->layers[i];
@@ -253,6 +256,7 @@ static nbl_status make_dx(const nbl__fast *j, bool folded)
     return NBL_OK;
 }
 
+/* Backward: the gradients of adapters, dx, then dW and dbias of each layer. */
 nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear *members, int count,
                                        bool folded)
 {

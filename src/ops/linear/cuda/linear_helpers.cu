@@ -1,5 +1,9 @@
-/* linear_helpers.cu - see linear_helpers.h. Dtypes are told at run time: a branch that all threads take alike costs nothing beside the
- * memory, and one kernel serves all. */
+/* linear_helpers.cu - see linear_helpers.h. Dtypes are arguments, not template parameters: all
+ * threads take the same branch, which costs nothing beside the memory, and one kernel serves all
+ * dtypes.
+ *
+ * Limit of all kernels: memory. Grids are at most 65536 blocks of 256 threads; threads go on in
+ * strides of the grid. */
 #include "ops/elementwise/act.cuh"
 #include "ops/common/dependent_launch.cuh"
 
@@ -14,12 +18,14 @@ namespace
 
 constexpr int THREADS = 256;
 
+/* Blocks for n elements. */
 unsigned blocks_for(int64_t n)
 {
     int64_t blocks = (n + THREADS - 1) / THREADS;
     return static_cast<unsigned>(blocks < 1 << 16 ? blocks : 1 << 16);
 }
 
+/* A value rounded to this dtype, as f32. */
 __device__ inline float rounded(float value, nbl_dtype dtype)
 {
     if (dtype == NBL_DTYPE_F16) return to_f32(from_f32<__half>(value));
@@ -29,11 +35,13 @@ __device__ inline float rounded(float value, nbl_dtype dtype)
 
 /* ---- moves ---- */
 
+/* by_eight: the move is a plain conversion of f32 to 16 bits, 8 aligned elements at a time. */
 struct move_list {
     nbl__move moves[NBL_MAX_MOVES];
     bool by_eight[NBL_MAX_MOVES];
 };
 
+/* Two rounded values in one word. */
 template <typename T> __device__ inline uint32_t two_of(float low, float high)
 {
     T both[2] = {from_f32<T>(low), from_f32<T>(high)};
@@ -42,6 +50,8 @@ template <typename T> __device__ inline uint32_t two_of(float low, float high)
     return word;
 }
 
+/* Element (r, c) of the target. `rest`: the second column of a split, what the rounding of the
+ * first lost. */
 __device__ inline float moved(const nbl__move &m, int64_t r, int64_t c)
 {
     int64_t row = m.transposed ? c : r, column = m.transposed ? r : c;
@@ -54,7 +64,7 @@ __device__ inline float moved(const nbl__move &m, int64_t r, int64_t c)
     return m.scale != 0 ? value * m.scale : value;
 }
 
-/* Eight elements of a row as they come from f32, which nothing else happens to: all loads first. */
+/* Eight elements of a plain conversion from f32. All loads are issued before the first rounding. */
 __device__ inline uint4 eight_of(const nbl__move &m, uint32_t r, uint32_t c)
 {
     const float *from = static_cast<const float *>(m.from) + r * m.from_ld + c;
@@ -69,6 +79,8 @@ __device__ inline uint4 eight_of(const nbl__move &m, uint32_t r, uint32_t c)
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+/* All moves of a list in one launch: blockIdx.y is the move, threads take its elements, or groups
+ * of eight. A dependent launch: the sources may be results of the previous kernel. */
 __global__ void move_all(dependent, const __grid_constant__ move_list list)
 {
     const nbl__move &m = list.moves[blockIdx.y];
@@ -93,6 +105,8 @@ __global__ void move_all(dependent, const __grid_constant__ move_list list)
 
 /* ---- outputs ---- */
 
+/* y = factor · (sums + codes · row_scales · column_scales / 127²) + bias, one rounding. An element
+ * per thread. */
 __global__ void finish_kernel(nbl__finish f)
 {
     int64_t n = f.rows * f.columns, step = static_cast<int64_t>(gridDim.x) * THREADS;
@@ -111,9 +125,12 @@ __global__ void finish_kernel(nbl__finish f)
 
 /* ---- sums over tokens ---- */
 
+/* A block of sum_parts: SUM_ROWS rows of SUM_COLUMNS columns, by SUM_LINES threads per column. */
 constexpr int SUM_COLUMNS = 32, SUM_LINES = THREADS / SUM_COLUMNS, SUM_ROWS = 256;
 
-/* The sums of SUM_ROWS rows: a thread adds up every eighth, in f32, then the eight are added in f64. */
+/* parts[blockIdx.y, c] = Σ dy[r, c], or Σ dy · plain, over SUM_ROWS rows. A thread adds every
+ * eighth row in f32, then one thread per column adds the eight sums in f64. A warp reads 32
+ * neighbouring columns. */
 __global__ void sum_parts(int64_t rows, int64_t columns, const void *dy, nbl_dtype dtype, const float *plain,
                           double *parts)
 {
@@ -135,6 +152,7 @@ __global__ void sum_parts(int64_t rows, int64_t columns, const void *dy, nbl_dty
     parts[blockIdx.y * columns + c] = all;
 }
 
+/* sums[c] (+)= Σ parts[., c], in the order of the parts. A thread per column. */
 __global__ void sum_up(int64_t count, int64_t columns, const double *parts, bool first, double *sums)
 {
     int64_t c = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
@@ -144,6 +162,7 @@ __global__ void sum_up(int64_t count, int64_t columns, const double *parts, bool
     sums[c] = all;
 }
 
+/* to[c] (+)= sums[c] · factor[c], rounded to f32 once. */
 __global__ void put_kernel(int64_t columns, const double *sums, const float *factor, bool accumulate,
                            float *to)
 {
@@ -153,6 +172,8 @@ __global__ void put_kernel(int64_t columns, const double *sums, const float *fac
     to[c] = static_cast<float>(accumulate ? static_cast<double>(to[c]) + value : value);
 }
 
+/* DoRA: factor = magnitude / norm and inverse = 1 / norm. `norm` may be `inverse`: it is read
+ * first. */
 __global__ void factor_kernel(int64_t n, const void *magnitude, nbl_dtype dtype, const float *norm,
                               float *factor, float *inverse)
 {
@@ -165,6 +186,8 @@ __global__ void factor_kernel(int64_t n, const void *magnitude, nbl_dtype dtype,
 
 /* ---- LLM.int8 ---- */
 
+/* outlier[c] = 1 if a value of column c is not below the limit, NaN included. A thread per column;
+ * blockIdx.y takes rows gridDim.y (at most 64) apart. `outlier` starts as zeros. */
 __global__ void mark_outliers(int64_t rows, int64_t columns, const void *x, nbl_dtype dtype, float limit,
                               uint8_t *outlier)
 {
@@ -173,9 +196,12 @@ __global__ void mark_outliers(int64_t rows, int64_t columns, const void *x, nbl_
     bool found = false;
     for (int64_t r = blockIdx.y; r < rows; r += gridDim.y)
         found |= !(fabsf(load_one(x, dtype, r * columns + c)) < limit);
-    if (found) outlier[c] = 1; /* whoever writes, writes the same */
+    if (found) outlier[c] = 1; /* all writers write 1 */
 }
 
+/* LLM.int8 of row blockIdx.x: scales = the largest magnitude below the limit, codes = RN(x · 127 /
+ * scale) outside of outlier columns, kept = x inside of them. The block reads its row twice: for
+ * the maximum, and for the codes. */
 __global__ void quantise(int64_t columns, const void *x, nbl_dtype dtype, float limit, const uint8_t *outlier,
                          int8_t *codes, float *scales, void *kept, nbl_dtype kept_dtype)
 {
@@ -198,7 +224,7 @@ __global__ void quantise(int64_t columns, const void *x, nbl_dtype dtype, float 
         int code = 0;
         if (!stays && largest > 0) {
             float scaled = value * factor, whole = rintf(scaled);
-            /* near a tie, or where the factor is no f32, the exact way: RN(x · 127 / largest) */
+            /* The f32 product may be wrong near a tie, and 127 / largest may overflow: f64. */
             if (!(fabsf(scaled - whole) < 0.4999f) || largest <= 0x1p-100f)
                 whole = static_cast<float>(
                     rint(static_cast<double>(value) * 127 / static_cast<double>(largest)));
@@ -211,6 +237,8 @@ __global__ void quantise(int64_t columns, const void *x, nbl_dtype dtype, float 
 
 /* ---- the gate of mlp ---- */
 
+/* In place, an element per thread and step. Without d: g = act(g)·u. With d: g, u, d = d·u·act'(g),
+ * d·act(g), act(g)·u. */
 template <int ACT>
 __global__ void gate_kernel(int64_t n, const float *kept_g, const float *kept_u, float *g, float *u, float *d)
 {
@@ -229,6 +257,7 @@ __global__ void gate_kernel(int64_t n, const float *kept_g, const float *kept_u,
     }
 }
 
+/* A threshold <= 0 means that only NaN and infinities are outliers. */
 float limit_of(float threshold)
 {
     return threshold > 0 ? threshold : INFINITY;

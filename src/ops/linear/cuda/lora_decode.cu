@@ -1,5 +1,10 @@
-/* lora_dequantize.cu - see lora_decode.h. The first kernel has a block for each rank, which reads its row of A once for all rows of x; the second
- * a thread for each column of y, which reads its row of B. */
+/* lora_decode.cu - see lora_decode.h. Linear layers over up to 8 rows of x.
+ *
+ *     inner_kernel   t = s · x·Aᵀ: a block per rank reads its row of A once for all rows of x
+ *     outer_kernel   y = factor · (y + t·Bᵀ) + bias: a thread per column of y reads its row of B
+ *     codes_kernel   LLM.int8: a warp per row of W
+ *
+ * Each reads its matrix once. Limit: memory, and for small layers the latency of two launches. */
 #include "ops/common/kernel.cuh"
 
 extern "C" {
@@ -13,6 +18,8 @@ namespace
 
 constexpr int THREADS = 256;
 
+/* t[m, r] = s · Σ_k x[m, k] · A[r, k] for r = blockIdx.x. A thread has columns 256 apart and one
+ * sum per row of x; warps are added in their order. */
 __global__ void __launch_bounds__(THREADS) inner_kernel(const __grid_constant__ nbl__lora_decode f)
 {
     __shared__ float warps[THREADS / 32][NBL_LORA_DECODE_ROWS];
@@ -36,6 +43,8 @@ __global__ void __launch_bounds__(THREADS) inner_kernel(const __grid_constant__ 
     f.t[threadIdx.x * f.rank + r] = sum * f.scale;
 }
 
+/* Adds the adapter to y in place. Neighbouring threads read neighbouring rows of B, `rank` elements
+ * each. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS) outer_kernel(const __grid_constant__ nbl__lora_decode f)
 {
@@ -58,7 +67,9 @@ __global__ void __launch_bounds__(THREADS) outer_kernel(const __grid_constant__ 
     }
 }
 
-/* A warp has a row of W; words of four codes where rows are whole words. */
+/* code_sums = codes · Wᵀ in integers, and sums = kept · dequantize(W)ᵀ over the outlier columns. A
+ * warp per row of W. `words`: four codes per load and dp4a; most words have no outlier and end
+ * there. */
 __global__ void __launch_bounds__(THREADS) codes_kernel(const __grid_constant__ nbl__int8_small_batch f, bool words)
 {
     constexpr float INVERSE_127 = 0x1.020408p-7f; /* as src/quant/int8.c */

@@ -1,9 +1,9 @@
 /* norm_linear_cuda.c - the rows of norm_linear_group and norm_mlp on the device.
  *
- *     gemv_sm90   one row of x: norm and layers in one launch (gemv_row_sm90.cu)
+ *     gemv_sm90   one row: the norm runs in the launch of the layers (gemv_row_sm90.cu)
  *     apart       the norm, then the layers by the best way that they have
  *
- * `apart` takes everything, so both rows measure its scratch. */
+ * Both measure the scratch of `apart`. */
 #include "ops/linear/norm_linear.h"
 
 #include "ops/gemv/cuda/gemv_cuda.h"
@@ -12,7 +12,7 @@
 extern const nbl__impl nbl__norm_linear_group_cuda_gemv_sm90, nbl__norm_linear_group_cuda_apart;
 extern const nbl__impl nbl__norm_mlp_cuda_gemv_sm90, nbl__norm_mlp_cuda_apart;
 
-/* Why the norm cannot join the launch; NULL: it can. `one` describes the layers. */
+/* NULL if the norm can run in the launch `one`, which is then complete. */
 static const char *joins(nbl__gemv_one *one, const nbl_rmsnorm *norm)
 {
     one->norm = norm;
@@ -21,7 +21,7 @@ static const char *joins(nbl__gemv_one *one, const nbl_rmsnorm *norm)
 
 /* ---- norm_linear_group ---- */
 
-/* True if one row of x can go through all of these layers in one launch; fills in `one`. */
+/* True if all layers can be one launch of one row; *one describes it. */
 static bool layers_at_once(const nbl__linear *members, int count, nbl__gemv_one *one)
 {
     *one = (nbl__gemv_one){.dtype = members->dtype, .x = members->x.data, .count = count, .act = -1};
@@ -38,7 +38,7 @@ static bool layers_at_once(const nbl__linear *members, int count, nbl__gemv_one 
     return nbl__cuda_gemv_one_takes(one);
 }
 
-/* Why the norm and all layers cannot be one launch; NULL: they can. Fills in `one`. */
+/* NULL if the norm and all layers can be one launch, else the reason. */
 static const char *group_at_once(const nbl__norm_linear_group *a, nbl__gemv_one *one)
 {
     nbl__linear members[NBL_MAX_GROUP];
@@ -57,6 +57,7 @@ static const char *group_can(const nbl_context *ctx, const void *arguments)
     return group_at_once(arguments, &one);
 }
 
+/* Scratch of the layers by their best way; the norm needs none. */
 static size_t group_scratch(const nbl_context *ctx, const void *arguments)
 {
     const nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -75,6 +76,7 @@ static nbl_status run_group_at_once(const nbl__call *call, const void *arguments
     return nbl__cuda_gemv_one(call->ctx, &one, nbl__call_cuda(call)->stream);
 }
 
+/* Two or more launches: the norm writes y, which the layers read as x. */
 static nbl_status run_group_apart(const nbl__call *call, const void *arguments)
 {
     const nbl__norm_linear_group *a = arguments;
@@ -93,6 +95,7 @@ const nbl__impl nbl__norm_linear_group_cuda_apart = {"norm_linear_group_cuda_apa
 
 /* ---- norm_mlp ---- */
 
+/* gate and up of one row with the norm in one launch; down follows by its best way. */
 static const char *mlp_can(const nbl_context *ctx, const void *arguments)
 {
     const nbl__norm_mlp *a = arguments;
@@ -104,7 +107,7 @@ static const char *mlp_can(const nbl_context *ctx, const void *arguments)
     return joins(&one, &a->norm);
 }
 
-/* The best way of mlp for these layers. The general way takes everything, so the search ends. */
+/* The first way of mlp that takes the layers. The last one takes everything. */
 static nbl__cuda_way best(const nbl__cuda *cuda, const nbl__mlp *layers)
 {
     static const nbl__cuda_way ways[] = {NBL_CUDA_GEMV_SM90, NBL_CUDA_GEMV, NBL_CUDA_GENERAL};
