@@ -302,10 +302,8 @@ static void bind_slot(nbl__graph *g, const nbl__slot *slot, const char *what, nb
 static const nbl__slot *slot_at(const nbl__graph *g, const void *field)
 {
     const nbl__node *node = &g->nodes[g->node_count - 1];
-    size_t offset = (size_t)((const char *)field - (const char *)node->arguments);
-    for (const nbl__slot *slot = node->family->slots; slot->name; slot++)
-        if (slot->offset == offset) return slot;
-    return NULL;
+    int slot = nbl__slot_at(node->family, (size_t)((const char *)field - (const char *)node->arguments));
+    return slot < 0 ? NULL : &node->family->slots[slot];
 }
 
 void nbl__graph_bind_field(nbl__graph *g, const void *field, nbl__value value)

@@ -111,6 +111,15 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     return nbl__attention_decode_ref.run(&rest, &decode);
 }
 
+/* attention_decode, and RoPE of q and k at 3 operations per element. */
+static double flops(const void *arguments, bool backward)
+{
+    const nbl__attention_step *a = arguments;
+    nbl__attention_decode decode = nbl__attention_of_step(a, &a->q);
+    double rotated = 3 * (double)(nbl__tensor_elements(&a->q) + nbl__tensor_elements(&a->k));
+    return nbl__attention_decode_family.cost.flops(&decode, backward) + rotated;
+}
+
 static const nbl__slot slots[] = {
     NBL_SLOT_ROWS(nbl__attention_step, q, "q", INPUT, NULL, 3),
     NBL_SLOT_ROWS(nbl__attention_step, k, "k", INPUT, NULL, 3),
@@ -135,4 +144,5 @@ static const nbl__impl ref = {"attention_step_ref", NBL_ISA_SCALAR, NULL, scratc
 static const nbl__impl *const impls[] = {&ref, NULL};
 const nbl__family nbl__attention_step_family = {
     "attention_step", sizeof(nbl__attention_step), slots, attrs, {"attention_step", infer, impls}, {0},
+    {.flops = flops},
 };
