@@ -14,6 +14,7 @@
 #include "base/alloc.h"
 #include "convert/encode.h"
 #include "format/hf/hf_linear.h"
+#include "format/hf/module_names.h"
 
 /* The decisions of one conversion. encoded[i] belongs to the checkpoint's tensor i. */
 typedef struct plan {
@@ -114,7 +115,7 @@ static bool is_tied(const nbl_checkpoint *c)
 {
     if (c->config.tied != NBL_TIED_UNTOLD) return c->config.tied == NBL_TIED_YES;
     for (int64_t i = 0; i < c->tensor_count; i++)
-        if (nbl__ends_with(c->tensors[i].name, "lm_head.weight")) return false;
+        if (nbl__ends_with(c->tensors[i].name, NBL_WEIGHT_OF(NBL_MODULE_HEAD))) return false;
     return true;
 }
 
@@ -167,12 +168,12 @@ static nbl_status check_skip(nbl__conversion *v, const nbl_quantize_options *opt
 static nbl_status list_skipped(nbl__conversion *v, const plan *p, struct nbl__names *names)
 {
     nbl_checkpoint *c = v->checkpoint;
-    NBL_TRY(nbl__names_add(c, names, "lm_head"));
+    NBL_TRY(nbl__names_add(c, names, NBL_MODULE_HEAD));
     for (int64_t i = 0; i < c->tensor_count; i++) {
         const nbl_tensor_info *t = &c->tensors[i];
         bool matrix = p->encoded[i].format == NBL_FORMAT_DENSE && t->rank == 2 &&
                       nbl__ends_with(t->name, ".weight");
-        if (!matrix || strlen(t->name) == 7 || strcmp(t->name, "lm_head.weight") == 0) continue;
+        if (!matrix || strlen(t->name) == 7 || strcmp(t->name, NBL_WEIGHT_OF(NBL_MODULE_HEAD)) == 0) continue;
         const char *module = nbl__arena_printf(&c->arena, "%.*s", (int)strlen(t->name) - 7, t->name);
         if (module == NULL) return NBL_ERROR_MEMORY;
         NBL_TRY(nbl__names_add(c, names, module));

@@ -2,34 +2,26 @@
  * folder that is merged and a model that is exported. */
 #include "format/peft/peft.h"
 
+#include "format/hf/module_names.h"
+
 static const char weight[] = ".weight";
 
-static const nbl__peft_tensor *find(const nbl__peft_tensor *tensors, int64_t count, const char *name)
+/* Compares the shapes of all adapted linear layers, so that an adapter of another model gets this
+ * message and not one about some module that it has or lacks. */
+static nbl_status check_shapes(const nbl__peft *peft, nbl__arena *arena, const nbl__peft_tensor *tensors,
+                               int64_t count)
 {
-    for (int64_t i = 0; i < count; i++)
-        if (strcmp(tensors[i].name, name) == 0) return &tensors[i];
-    return NULL;
-}
-
-/* Compares the shapes of the first layer, so that an adapter of another model gets this message and
- * not one about some later detail. */
-static nbl_status check_first_layer(const nbl__peft *peft, nbl__arena *arena, const nbl__peft_tensor *tensors,
-                                    int64_t count)
-{
-    static const char *const parts[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-                                        "self_attn.o_proj", "mlp.gate_proj",    "mlp.up_proj",
-                                        "mlp.down_proj"};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        const char *path = nbl__arena_printf(arena, "model.layers.0.%s", parts[i]);
-        const char *name = nbl__arena_printf(arena, "%s.weight", path ? path : "");
-        if (path == NULL || name == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < count; i++) {
+        const nbl__peft_tensor *t = &tensors[i];
+        if (t->kind != NBL_PEFT_LINEAR || t->rank != 2 || !nbl__ends_with(t->name, weight)) continue;
+        const char *path = nbl__arena_printf(arena, "%.*s", (int)(strlen(t->name) - strlen(weight)), t->name);
+        if (path == NULL) return NBL_ERROR_MEMORY;
         const nbl__peft_module *it = nbl__peft_find(peft, path);
-        const nbl__peft_tensor *tensor = find(tensors, count, name);
-        if (it == NULL || tensor == NULL || tensor->rank != 2) continue;
-        NBL_CHECK(peft->ctx, it->out == tensor->shape[0] && it->in == tensor->shape[1], NBL_ERROR_SHAPE,
+        if (it == NULL || it->is_embedding || !it->a || !it->b) continue;
+        NBL_CHECK(peft->ctx, it->out == t->shape[0] && it->in == t->shape[1], NBL_ERROR_SHAPE,
                   "%s: the adapter of \"%s\" is for [%" PRId64 ", %" PRId64 "], the model has [%" PRId64
                   ", %" PRId64 "] (of another model?)",
-                  peft->folder, path, it->out, it->in, tensor->shape[0], tensor->shape[1]);
+                  peft->folder, path, it->out, it->in, t->shape[0], t->shape[1]);
     }
     return NBL_OK;
 }
@@ -37,8 +29,8 @@ static nbl_status check_first_layer(const nbl__peft *peft, nbl__arena *arena, co
 nbl__peft_kind nbl__peft_kind_of(const char *name, int rank)
 {
     if (rank != 2) return NBL_PEFT_OTHER;
-    if (strcmp(name, "model.embed_tokens.weight") == 0) return NBL_PEFT_EMBEDDING;
-    return strcmp(name, "lm_head.weight") == 0 ? NBL_PEFT_HEAD : NBL_PEFT_LINEAR;
+    if (strcmp(name, NBL_WEIGHT_OF(NBL_MODULE_EMBEDDING)) == 0) return NBL_PEFT_EMBEDDING;
+    return strcmp(name, NBL_WEIGHT_OF(NBL_MODULE_HEAD)) == 0 ? NBL_PEFT_HEAD : NBL_PEFT_LINEAR;
 }
 
 nbl_status nbl__peft_list_targets(nbl__arena *arena, const nbl__peft_tensor *tensors, int64_t count,
@@ -70,7 +62,7 @@ nbl_status nbl__peft_check_tensors(const nbl__peft *peft, const nbl__peft_tensor
     int64_t target_count;
     nbl_status status = NBL_OK;
     if (peft->problems == NULL)
-        status = check_first_layer(peft, &arena, tensors, count); /* inspection lists all misfits anyway */
+        status = check_shapes(peft, &arena, tensors, count); /* inspection lists all misfits anyway */
     if (status == NBL_OK) status = nbl__peft_list_targets(&arena, tensors, count, &targets, &target_count);
     if (status == NBL_OK) status = nbl__peft_check(peft, targets, target_count);
     nbl__arena_free(&arena);
@@ -80,9 +72,9 @@ nbl_status nbl__peft_check_tensors(const nbl__peft *peft, const nbl__peft_tensor
 bool nbl__peft_unties(const nbl__peft *peft)
 {
     if (nbl__peft_is_new(peft) &&
-        (nbl__peft_saves(peft->rules, "lm_head") || nbl__peft_saves(peft->rules, "model.embed_tokens")))
+        (nbl__peft_saves(peft->rules, NBL_MODULE_HEAD) || nbl__peft_saves(peft->rules, NBL_MODULE_EMBEDDING)))
         return true;
-    return nbl__peft_find(peft, "lm_head") || nbl__peft_find(peft, "model.embed_tokens") ||
-           nbl__peft_replacement_find(peft, "lm_head.weight") ||
-           nbl__peft_replacement_find(peft, "model.embed_tokens.weight");
+    return nbl__peft_find(peft, NBL_MODULE_HEAD) || nbl__peft_find(peft, NBL_MODULE_EMBEDDING) ||
+           nbl__peft_replacement_find(peft, NBL_WEIGHT_OF(NBL_MODULE_HEAD)) ||
+           nbl__peft_replacement_find(peft, NBL_WEIGHT_OF(NBL_MODULE_EMBEDDING));
 }
