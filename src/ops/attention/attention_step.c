@@ -70,8 +70,8 @@ static size_t scratch_of(const nbl_context *ctx, const void *arguments)
 }
 
 /* y = rope(x), with the step's cos and sin. */
-static nbl_status turn(const nbl__call *call, const nbl__attention_step *a, const nbl_tensor *x,
-                       const nbl_tensor *y)
+static nbl_status rotate(const nbl__call *call, const nbl__attention_step *a, const nbl_tensor *x,
+                         const nbl_tensor *y)
 {
     nbl__rope_apply rope = {.dtype = a->dtype, .x = *x, .cos = a->cos, .sin = a->sin, .y = *y};
     rope.rope.rotary_dim = 2 * a->cos.shape[1];
@@ -104,8 +104,8 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     rest.scratch_bytes -= p.used;
     /* The lengths are checked first, since they are offsets into the caches. */
     NBL_TRY(nbl__attention_check_lengths(call, &decode));
-    NBL_TRY(turn(call, a, &a->q, &p.q));
-    NBL_TRY(turn(call, a, &a->k, &p.k));
+    NBL_TRY(rotate(call, a, &a->q, &p.q));
+    NBL_TRY(rotate(call, a, &a->k, &p.k));
     NBL_TRY(keep(call, a, &p.k, &a->keys));
     NBL_TRY(keep(call, a, &a->v, &a->values));
     return nbl__attention_decode_ref.run(&rest, &decode);
