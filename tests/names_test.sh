@@ -6,7 +6,8 @@
 #   folders  no folder holds more than 25 source files
 #   length   no source file has more than 600 lines, except include/nibble.h, which is one header by intention
 #
-# A source file is one of C or CUDA (.c .h .inc .cu .cuh) or a table of operator cases (.cases).
+# A source file is one of C or CUDA (.c .h .inc .cu .cuh) or a table of operator cases (.cases). The rule of length
+# holds for shell scripts (.sh), too.
 #
 #   tests/names_test.sh [ROOT]      (default: the repository this script lies in)
 #
@@ -25,6 +26,9 @@ check() (
     printf '%s\n' "${files[@]%/*}" | sort | uniq -c | awk -v max=$max_files '
             $1 > max { print $2 ": " $1 " source files; at most " max ": two folders?"; bad = 1 }
             END { exit bad }' || bad=1
+    while read -r lines file; do
+        [[ $file == total || $lines -le $max_lines ]] || { echo "$file: more than $max_lines lines: two files?"; bad=1; }
+    done < <(find src cli tools tests bench fuzz examples -name '*.sh' -exec wc -l {} +)
     awk -v max=$max_lines "$code_of"'
         # Column "not" of the glossary, then the exceptions: words in backquotes.
         FILENAME == "docs/NAMING.md" {
@@ -98,6 +102,7 @@ expect cli/planted.c "" <<<'/* turned */ int in_place; // most
 const char *s = "turned \" most"; int almost, replaced;'
 expect src/base/planted.c "more than 600 lines" < <(for _ in {1..601}; do echo; done)
 expect tools/cuda/planted.cu "more than 600 lines" < <(for _ in {1..601}; do echo; done)
+expect tests/planted.sh "more than 600 lines" < <(for _ in {1..601}; do echo; done)
 expect include/nibble.h "" < <(for _ in {1..601}; do echo; done)
 expect src/base/planted.c "26 source files" 25 <<<'int planted;'
 expect cli/planted.c "cli: 26 source files" 25 <<<'int planted;'
