@@ -5,7 +5,6 @@
  * move. */
 #include "graph/graph.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 
 void nbl__graph_open(nbl_context *ctx, nbl__graph *g)
@@ -50,14 +49,6 @@ static bool grow(nbl__graph *g, void **array, int count, int *room, size_t size)
     return true;
 }
 
-void nbl__graph_enter(nbl__graph *g, const char *format, ...)
-{
-    va_list list;
-    va_start(list, format);
-    vsnprintf(g->prefix, sizeof g->prefix, format, list);
-    va_end(list);
-}
-
 void nbl__graph_set_layer(nbl__graph *g, int layer)
 {
     g->layer = layer;
@@ -69,11 +60,10 @@ void nbl__graph_set_scope(nbl__graph *g, const char *scope)
     if (scope && g->scope == NULL) nbl__graph_failed(g, NBL_ERROR_MEMORY);
 }
 
-/* "PREFIX.NAME" in the arena; NULL if memory has run out. */
-static const char *full_name(nbl__graph *g, const char *name)
+/* The name in the arena; NULL if memory has run out. */
+static const char *copy_name(nbl__graph *g, const char *name)
 {
-    const char *text = nbl__arena_printf(&g->arena, "%s%s%s", g->prefix, g->prefix[0] && name[0] ? "." : "",
-                                         name);
+    const char *text = nbl__arena_strdup(&g->arena, name);
     if (text == NULL) nbl__graph_failed(g, NBL_ERROR_MEMORY);
     return text;
 }
@@ -94,7 +84,7 @@ nbl__value nbl__graph_new(nbl__graph *g, nbl__kind kind, const char *name)
 nbl__value nbl__graph_value(nbl__graph *g, nbl__kind kind, const char *name, nbl_dtype dtype, int rank,
                             const int64_t *shape)
 {
-    nbl__value value = nbl__graph_new(g, kind, full_name(g, name));
+    nbl__value value = nbl__graph_new(g, kind, copy_name(g, name));
     if (value == 0) return 0;
     nbl_tensor *t = &g->values[value].tensor;
     *t = (nbl_tensor){.dtype = dtype, .rank = rank};
@@ -104,7 +94,7 @@ nbl__value nbl__graph_value(nbl__graph *g, nbl__kind kind, const char *name, nbl
 
 nbl__value nbl__graph_weight(nbl__graph *g, const char *name, const nbl_weight *weight)
 {
-    nbl__value value = nbl__graph_new(g, NBL_KIND_WEIGHT, full_name(g, name));
+    nbl__value value = nbl__graph_new(g, NBL_KIND_WEIGHT, copy_name(g, name));
     if (value == 0) return 0;
     g->values[value].weight = *weight;
     return value;
@@ -262,7 +252,7 @@ static int slot_count(const nbl__family *family)
 void *nbl__graph_begin_family(nbl__graph *g, const nbl__family *family, const char *name)
 {
     /* Reset attributes: a zeroed struct is not always the default. */
-    int node = g->status == NBL_OK ? new_node(g, family, full_name(g, name), slot_count(family)) : -1;
+    int node = g->status == NBL_OK ? new_node(g, family, copy_name(g, name), slot_count(family)) : -1;
     /* After a failure the caller still writes attributes: give it memory of the largest
      * arguments struct. */
     if (node < 0) {

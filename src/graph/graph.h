@@ -100,15 +100,12 @@ typedef struct nbl__graph {
     int step_count, step_room;
     int layer; /* layer and scope of nodes added from now on */
     const char *scope;
-    char prefix[256]; /* prefix of names added from now on */
 } nbl__graph;
 
 /* Opens an empty graph. Close with nbl__graph_close, also after a failure. */
 void nbl__graph_open(nbl_context *ctx, nbl__graph *g);
 void nbl__graph_close(nbl__graph *g);
 
-/* From now on names of values and nodes become "PREFIX.NAME"; printf style, "" for no prefix. */
-__attribute__((format(printf, 2, 3))) void nbl__graph_enter(nbl__graph *g, const char *format, ...);
 /* Nodes added from now on belong to this layer; -1: to none. */
 void nbl__graph_set_layer(nbl__graph *g, int layer);
 /* Names that layer for messages: "model.layers.3."; NULL: no name. */

@@ -183,11 +183,13 @@ static void build(nbl_context *ctx, model *m, const kind *how, const nbl__plan_o
     nbl__graph_bind(g, "w", embedding);
     nbl__value x = nbl__graph_end(g), residual = 0;
     for (int i = 0; i < LAYERS; i++) {
-        nbl__graph_enter(g, "layers.%d", i);
+        char scope[16];
+        snprintf(scope, sizeof scope, "layers.%d.", i);
+        nbl__graph_set_scope(g, scope);
         nbl__graph_set_layer(g, i);
         x = layer(m, x, &residual);
     }
-    nbl__graph_enter(g, "%s", "");
+    nbl__graph_set_scope(g, NULL);
     nbl__graph_set_layer(g, -1);
     x = norm(m, "norm", x, &residual);
     nbl__cross_entropy *c = nbl__graph_begin(g, "cross_entropy", "loss");
