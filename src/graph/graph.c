@@ -249,7 +249,7 @@ static int slot_count(const nbl__family *family)
     return count;
 }
 
-void *nbl__graph_begin_family(nbl__graph *g, const nbl__family *family, const char *name)
+void *nbl__graph_begin(nbl__graph *g, const nbl__family *family, const char *name)
 {
     /* Reset attributes: a zeroed struct is not always the default. */
     int node = g->status == NBL_OK ? new_node(g, family, copy_name(g, name), slot_count(family)) : -1;
@@ -265,29 +265,6 @@ void *nbl__graph_begin_family(nbl__graph *g, const nbl__family *family, const ch
     return g->nodes[node].arguments;
 }
 
-void *nbl__graph_begin(nbl__graph *g, const char *family_name, const char *name)
-{
-    const nbl__family *family = nbl__family_find(family_name);
-    if (family == NULL)
-        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "no operator is called %s", family_name));
-    return nbl__graph_begin_family(g, family, name);
-}
-
-/* Binds a value to a slot of the last node. `slot` NULL: the family has none at that field or of
- * that name. */
-static void bind_slot(nbl__graph *g, const nbl__slot *slot, const char *what, nbl__value value)
-{
-    const nbl__node *node = &g->nodes[g->node_count - 1];
-    if (slot == NULL)
-        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s has no slot %s", node->name,
-                                       node->family->name, what));
-    else if (nbl__slot_is_weight(slot) && g->values[value].tensor.row_stride)
-        nbl__graph_failed(g,
-                          nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s is a view of columns, %s is a weight",
-                                    node->name, g->values[value].name, slot->name));
-    else node->bound[slot - node->family->slots] = value; /* slots and bindings are parallel arrays */
-}
-
 /* The slot of the last node whose tensor or weight lies at this address; NULL: none. */
 static const nbl__slot *slot_at(const nbl__graph *g, const void *field)
 {
@@ -296,15 +273,19 @@ static const nbl__slot *slot_at(const nbl__graph *g, const void *field)
     return slot < 0 ? NULL : &node->family->slots[slot];
 }
 
-void nbl__graph_bind_field(nbl__graph *g, const void *field, nbl__value value)
-{
-    if (g->status == NBL_OK && value) bind_slot(g, slot_at(g, field), "at this field", value);
-}
-
-void nbl__graph_bind(nbl__graph *g, const char *slot, nbl__value value)
+void nbl__graph_bind(nbl__graph *g, const void *field, nbl__value value)
 {
     if (g->status != NBL_OK || value == 0) return;
-    bind_slot(g, nbl__slot_find(g->nodes[g->node_count - 1].family, slot), slot, value);
+    const nbl__node *node = &g->nodes[g->node_count - 1];
+    const nbl__slot *slot = slot_at(g, field);
+    if (slot == NULL)
+        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s has no slot at this field",
+                                       node->name, node->family->name));
+    else if (nbl__slot_is_weight(slot) && g->values[value].tensor.row_stride)
+        nbl__graph_failed(g,
+                          nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s is a view of columns, %s is a weight",
+                                    node->name, g->values[value].name, slot->name));
+    else node->bound[slot - node->family->slots] = value; /* slots and bindings are parallel arrays */
 }
 
 /* A dense nbl_weight over a tensor. */
@@ -448,18 +429,10 @@ void nbl__graph_end_prepare(nbl__graph *g)
     }
 }
 
-nbl__value nbl__graph_output_field(nbl__graph *g, const void *field)
+nbl__value nbl__graph_output(nbl__graph *g, const void *field)
 {
     if (g->status != NBL_OK) return 0;
     const nbl__node *node = &g->nodes[g->node_count - 1];
     const nbl__slot *found = slot_at(g, field);
-    return found ? node->bound[found - node->family->slots] : 0;
-}
-
-nbl__value nbl__graph_output(nbl__graph *g, const char *slot)
-{
-    if (g->status != NBL_OK) return 0;
-    const nbl__node *node = &g->nodes[g->node_count - 1];
-    const nbl__slot *found = nbl__slot_find(node->family, slot);
     return found ? node->bound[found - node->family->slots] : 0;
 }
