@@ -26,6 +26,7 @@ static void stop(const char *call, const char *why, int line)
     exit(1);
 }
 
+/* Counts a check, and prints the first 40 failures. */
 static void check(bool good, const char *what, const char *which, double value)
 {
     checks++;
@@ -46,6 +47,7 @@ static float random_unit(void) /* roughly normal */
     return (float)(sum - 2 * 0xffff) * (1.7f / 65536);
 }
 
+/* Zeroed host memory, 64 bytes aligned. The program ends if there is none. */
 static void *host(size_t bytes)
 {
     void *memory = aligned_alloc(64, (bytes + 64) / 64 * 64);
@@ -76,6 +78,7 @@ static void allocate(nbl_tensor *t, int64_t skew)
     t->data = memory + (size_t)skew * nbl__size_of(t->dtype);
 }
 
+/* Frees device memory of allocate(), whose skew is below 256 bytes. */
 static void displace(nbl_tensor *t)
 {
     if (t->data) cudaFree((void *)((uintptr_t)t->data / 256 * 256));
@@ -100,6 +103,7 @@ static void make_random(nbl_tensor *on_host, nbl_tensor *on_device, nbl_tensor s
     free(rounded);
 }
 
+/* The same integers on both sides. */
 static void make_integers(nbl_tensor *on_host, nbl_tensor *on_device, const int32_t *values, int64_t n)
 {
     *on_host = *on_device = tensor(NBL_DTYPE_I32, 1, n, 0, 0, 0);
@@ -134,6 +138,7 @@ static double error_of(const nbl_tensor *got, const nbl_tensor *want)
     return all > 0 ? sqrt(off / all) : sqrt(off);
 }
 
+/* Compares two tensors of the device byte by byte. */
 static bool same_bits(const nbl_tensor *a, const nbl_tensor *b)
 {
     void *x = read_back(a), *y = read_back(b);
@@ -145,6 +150,8 @@ static bool same_bits(const nbl_tensor *a, const nbl_tensor *b)
 
 /* ---- running ---- */
 
+/* Infers, chooses (impl NULL), and runs one operator with scratch of NaN bytes. Waits for the
+ * device. */
 static nbl_status run_impl(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl, void *arguments)
 {
     NBL_TRY(op->infer(ctx, arguments));

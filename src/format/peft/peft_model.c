@@ -6,22 +6,30 @@
 
 static const char weight[] = ".weight";
 
-/* Compares the shapes of all adapted linear layers, so that an adapter of another model gets this
- * message and not one about some module that it has or lacks. */
+static const nbl__peft_tensor *find(const nbl__peft_tensor *tensors, int64_t count, const char *name)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (strcmp(tensors[i].name, name) == 0) return &tensors[i];
+    return NULL;
+}
+
+/* Compares the shapes of the linear layers before everything else, so that an adapter of another
+ * model gets this message and not one about some other detail. Modules are those of the adapter:
+ * architectures differ in the names of theirs. */
 static nbl_status check_shapes(const nbl__peft *peft, nbl__arena *arena, const nbl__peft_tensor *tensors,
                                int64_t count)
 {
-    for (int64_t i = 0; i < count; i++) {
-        const nbl__peft_tensor *t = &tensors[i];
-        if (t->kind != NBL_PEFT_LINEAR || t->rank != 2 || !nbl__ends_with(t->name, weight)) continue;
-        const char *path = nbl__arena_printf(arena, "%.*s", (int)(strlen(t->name) - strlen(weight)), t->name);
-        if (path == NULL) return NBL_ERROR_MEMORY;
-        const nbl__peft_module *it = nbl__peft_find(peft, path);
-        if (it == NULL || it->is_embedding || !it->a || !it->b) continue;
-        NBL_CHECK(peft->ctx, it->out == t->shape[0] && it->in == t->shape[1], NBL_ERROR_SHAPE,
+    for (int64_t i = 0; i < peft->module_count; i++) {
+        const nbl__peft_module *it = &peft->modules[i];
+        const char *name = nbl__arena_printf(arena, "%s.weight", it->path);
+        if (name == NULL) return NBL_ERROR_MEMORY;
+        const nbl__peft_tensor *tensor = find(tensors, count, name);
+        if (it->is_embedding || tensor == NULL || tensor->kind == NBL_PEFT_EMBEDDING || tensor->rank != 2)
+            continue;
+        NBL_CHECK(peft->ctx, it->out == tensor->shape[0] && it->in == tensor->shape[1], NBL_ERROR_SHAPE,
                   "%s: the adapter of \"%s\" is for [%" PRId64 ", %" PRId64 "], the model has [%" PRId64
                   ", %" PRId64 "] (of another model?)",
-                  peft->folder, path, it->out, it->in, t->shape[0], t->shape[1]);
+                  peft->folder, it->path, it->out, it->in, tensor->shape[0], tensor->shape[1]);
     }
     return NBL_OK;
 }

@@ -1,5 +1,8 @@
 /* norm_linear.c - the families norm_linear_group and norm_mlp: checks, slots, attributes, and the
- * reference, which computes one part after the other. See norm_linear.h. */
+ * reference, which computes one part after the other. See norm_linear.h.
+ *
+ * The norm and the layers are checked by their own families. There is no CPU kernel: graph/fuse.c
+ * makes these nodes only for a device that has one. */
 #include "ops/linear/norm_linear.h"
 
 #include "ops/elementwise/elementwise.h"
@@ -74,8 +77,6 @@ static const nbl__impl mlp_ref = {"norm_mlp_ref", NBL_ISA_SCALAR, NULL, mlp_scra
 static const nbl__impl *const group_impls[] = {&group_ref, NULL};
 static const nbl__impl *const mlp_impls[] = {&mlp_ref, NULL};
 
-/* ---- slots and attributes ---- */
-
 /* ---- cost: the sum of the parts ---- */
 
 static double norm_flops(const nbl__rmsnorm *norm)
@@ -95,6 +96,9 @@ static double mlp_flops(const void *arguments, bool backward)
     return norm_flops(&a->norm) + nbl__mlp_family.cost.flops(&a->layers, backward);
 }
 
+/* ---- slots and attributes ---- */
+
+/* Slots of the norm. "normed" is y of the norm and x of the layers. */
 #define NORM_SLOTS(type)                                                                                     \
     NBL_SLOT(type, norm.x, "x", INPUT, NULL), NBL_SLOT(type, norm.w, "norm.w", INPUT, NULL),                 \
         NBL_SLOT(type, norm.residual, "residual", OPTIONAL, NULL),                                           \
