@@ -5,6 +5,9 @@
 #   paths     every file named in backquotes (`src/ops/ops.h`, `ops/ops.h`, `src/ops/*/*.cases`) exists
 #   archs     docs/ARCH-HOWTO.md has a row for every architecture of src/arch/archs.h and for no other, and README's
 #             comparison names each
+#   gguf      docs/FORMATS.md has a row for every GGUF architecture of src/format/gguf/gguf_config.c, and the help of
+#             `export` names its model_type
+#   cases     tools/ops/case_table.c includes the cases of every operator family, except kv_write and take_rows
 #   families  docs/OPERATORS.md has a row for every operator family of src/ops/families.h and for no other, and names
 #             every attribute of theirs
 #   pictures  every figure in docs/images/speed.json stands in docs/PERFORMANCE.md; where there is a python3, the
@@ -78,6 +81,16 @@ check() (
     for family in $(sed -n 's/^ *X(\([a-z0-9_]*\)).*/\1/p' src/ops/families.h); do
         grep -q "^| \`$family\` |" docs/OPERATORS.md || complain "docs/OPERATORS.md has no row for the family $family"
     done
+    while read -r arch type; do
+        grep -q "^|.*\`$arch\`.*| .* | .* |" docs/FORMATS.md || complain "docs/FORMATS.md has no row for the GGUF architecture $arch"
+        # The help is a text of several literals.
+        tr -d '"\n' <cli/commands/export.c | grep -qE "MODEL is[^.]*\b$type\b" || complain "the help of export does not name $type"
+    done < <(sed -n 's/^ *\[NBL_GGUF_[A-Z0-9]*\] = {"\([a-z0-9]*\)", "\([a-z0-9_]*\)".*/\1 \2/p' src/format/gguf/gguf_config.c)
+    # kv_write and take_rows: tests/ops/test_ops_cache.c and tools/cuda/cuda_attention.c, because their rows are data.
+    for family in $(sed -n 's/^ *X(\([a-z0-9_]*\)).*/\1/p' src/ops/families.h); do
+        grep -q "/$family\.cases\"" tools/ops/case_table.c || [[ $family == kv_write || $family == take_rows ]] ||
+            complain "tools/ops/case_table.c has no cases of the family $family"
+    done
     # nibble-ops has two operations that are no families.
     for row in $(awk '/^\| op \|/ { table = 1 } /^$/ { table = 0 } table' docs/OPERATORS.md |
         sed -n 's/^| `\([a-z0-9_]*\)` |.*/\1/p'); do
@@ -144,6 +157,9 @@ archs=$(grep -c '^ *X(' "$root/src/arch/archs.h")
 expect docs/ARCH-HOWTO.md "has $((archs + 1)) architectures, src/arch/archs.h has $archs" '| `planted.c` | `planted` | |'
 expect src/ops/families.h "no row for the family planted" 'X(planted)'
 expect src/arch/archs.h "the row of model architectures has no llama9" 'X(llama9)'
+expect src/ops/families.h "has no cases of the family planted" 'X(planted)'
+expect src/format/gguf/gguf_config.c "no row for the GGUF architecture planted" '[NBL_GGUF_P] = {"planted", "llama", "L"},'
+expect src/format/gguf/gguf_config.c "help of export does not name planted" '[NBL_GGUF_P] = {"llama", "planted", "L"},'
 expect src/ops/norm/rmsnorm.c "does not name the attribute planted" 'NBL_ATTR(nbl__rmsnorm, eps, "planted", FLOAT, 0)'
 sed -i 's/^| `add` |/| `planted` | | | |\n&/' "$tree/docs/OPERATORS.md"
 expect docs/DATA.md "has a row for planted, which is no family" ""
