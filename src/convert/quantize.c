@@ -147,14 +147,9 @@ static nbl_status declare(nbl__conversion *v, plan *p, const nbl_quantize_option
  * modules while loading. Skipping is an error for those. */
 static nbl_status check_skip(nbl__conversion *v, const nbl_quantize_options *options)
 {
-    static const char *const renamed[] = {"axk2",           "bailing_hybrid", "deepseek_v4", "hrm_text",
-                                          "hy_v3",          "hy_v4",          "kimi_linear", "laguna",
-                                          "mistral_large4", "nemotron_h",     "zamba",       "zamba2"};
     const nbl__config *config = &v->checkpoint->config;
     if (options->skip == NULL) return NBL_OK;
-    bool known = !config->is_multimodal;
-    for (size_t i = 0; config->model_type && i < sizeof renamed / sizeof *renamed; i++)
-        known &= strcmp(config->model_type, renamed[i]) != 0;
+    bool known = !config->is_multimodal && !nbl__hf_renames(config->model_type);
     NBL_CHECK(v->ctx, known, NBL_ERROR_UNSUPPORTED,
               "%s: weights of models of type \"%s\" cannot be skipped: transformers knows their modules by "
               "other names",

@@ -23,6 +23,11 @@ static const char transposed[] =
 #include "format/hf/hf_linear_rules.inc"
     ;
 
+static const char renamed[] =
+#define RENAMED(types) types " "
+#include "format/hf/hf_linear_rules.inc"
+    ;
+
 static const struct exception {
     const char *types; /* values of model_type, separated by spaces; NULL: any */
     const char *pattern;
@@ -130,6 +135,11 @@ const char *nbl__hf_refusal(const char *model_type)
     return model_type && is_listed(transposed, model_type)
                ? "keep their matrices transposed; quantising them is not supported"
                : "store several layers in one tensor, or one in several; quantising them is not supported";
+}
+
+bool nbl__hf_renames(const char *model_type)
+{
+    return model_type && is_listed(renamed, model_type);
 }
 
 bool nbl__hf_is_extra_layer(int64_t layers, const char *name)
