@@ -5,7 +5,11 @@
 #   paths     every file named in backquotes (`src/ops/ops.h`, `ops/ops.h`, `src/ops/*/*.cases`) exists
 #   archs     docs/ARCH-HOWTO.md has a row for every architecture of src/arch/archs.h and for no other, and README's
 #             comparison names each
-#   families  docs/OPERATORS.md has a row for every operator family of src/ops/families.h
+#   gguf      docs/FORMATS.md has a row for every GGUF architecture of src/format/gguf/gguf_config.c, and the help of
+#             `export` names its model_type
+#   cases     tools/ops/case_table.c includes the cases of every operator family, except kv_write and take_rows
+#   families  docs/OPERATORS.md has a row for every operator family of src/ops/families.h and for no other, and names
+#             every attribute of theirs
 #   pictures  every figure in docs/images/speed.json stands in docs/PERFORMANCE.md; where there is a python3, the
 #             pictures are those that scripts/make-pictures draws
 #   demo      the headings of README's demo are those of scripts/demo
@@ -69,11 +73,33 @@ check() (
         type=$(sed -n "s/^const nbl__arch nbl__$arch = {\"\([a-z0-9_]*\)\".*/\1/p" "src/arch/$arch.c" 2>/dev/null || true)
         grep -q "^| \`$arch.c\` | \`$type\` |" docs/ARCH-HOWTO.md ||
             complain "docs/ARCH-HOWTO.md has no row for the architecture $arch with the model_type '$type'"
-        [[ $compared == *${arch%%[0-9]*}* ]] || complain "README.md: the row of model architectures has no $arch"
+        # "qwen3" is in "Qwen 2 and 3".
+        name=${arch%%[0-9]*} number=${arch#"${arch%%[0-9]*}"}
+        [[ $compared == *$name*$number* ]] || complain "README.md: the row of model architectures has no $arch"
     done
     [ "$rows" = "$archs" ] || complain "docs/ARCH-HOWTO.md has $rows architectures, src/arch/archs.h has $archs"
     for family in $(sed -n 's/^ *X(\([a-z0-9_]*\)).*/\1/p' src/ops/families.h); do
         grep -q "^| \`$family\` |" docs/OPERATORS.md || complain "docs/OPERATORS.md has no row for the family $family"
+    done
+    while read -r arch type; do
+        grep -q "^|.*\`$arch\`.*| .* | .* |" docs/FORMATS.md || complain "docs/FORMATS.md has no row for the GGUF architecture $arch"
+        # The help is a text of several literals.
+        tr -d '"\n' <cli/commands/export.c | grep -qE "MODEL is[^.]*\b$type\b" || complain "the help of export does not name $type"
+    done < <(sed -n 's/^ *\[NBL_GGUF_[A-Z0-9]*\] = {"\([a-z0-9]*\)", "\([a-z0-9_]*\)".*/\1 \2/p' src/format/gguf/gguf_config.c)
+    # kv_write and take_rows: tests/ops/test_ops_cache.c and tools/cuda/cuda_attention.c, because their rows are data.
+    for family in $(sed -n 's/^ *X(\([a-z0-9_]*\)).*/\1/p' src/ops/families.h); do
+        grep -q "/$family\.cases\"" tools/ops/case_table.c || [[ $family == kv_write || $family == take_rows ]] ||
+            complain "tools/ops/case_table.c has no cases of the family $family"
+    done
+    # nibble-ops has two operations that are no families.
+    for row in $(awk '/^\| op \|/ { table = 1 } /^$/ { table = 0 } table' docs/OPERATORS.md |
+        sed -n 's/^| `\([a-z0-9_]*\)` |.*/\1/p'); do
+        grep -q "^ *X($row)" src/ops/families.h || [[ $row == dequantize || $row == quantize ]] ||
+            complain "docs/OPERATORS.md has a row for $row, which is no family"
+    done
+    for attr in $(grep -rhoE 'NBL_ATTR(_OF_WORDS)?\([^"]*"[a-z0-9_.]+"' src/ops --include='*.c' |
+        sed 's/.*"\(.*\)"/\1/' | sort -u); do
+        grep -qF "\`$attr\`" docs/OPERATORS.md || complain "docs/OPERATORS.md does not name the attribute $attr"
     done
     while read -r figure; do
         # Of nibble's own memory a table has the number alone.
@@ -130,6 +156,14 @@ expect src/arch/archs.h "no row for the architecture planted" 'X(planted)'
 archs=$(grep -c '^ *X(' "$root/src/arch/archs.h")
 expect docs/ARCH-HOWTO.md "has $((archs + 1)) architectures, src/arch/archs.h has $archs" '| `planted.c` | `planted` | |'
 expect src/ops/families.h "no row for the family planted" 'X(planted)'
+expect src/arch/archs.h "the row of model architectures has no llama9" 'X(llama9)'
+expect src/ops/families.h "has no cases of the family planted" 'X(planted)'
+expect src/format/gguf/gguf_config.c "no row for the GGUF architecture planted" '[NBL_GGUF_P] = {"planted", "llama", "L"},'
+expect src/format/gguf/gguf_config.c "help of export does not name planted" '[NBL_GGUF_P] = {"llama", "planted", "L"},'
+expect src/ops/norm/rmsnorm.c "does not name the attribute planted" 'NBL_ATTR(nbl__rmsnorm, eps, "planted", FLOAT, 0)'
+sed -i 's/^| `add` |/| `planted` | | | |\n&/' "$tree/docs/OPERATORS.md"
+expect docs/DATA.md "has a row for planted, which is no family" ""
+cp "$root/docs/OPERATORS.md" "$tree/docs/OPERATORS.md"
 expect docs/images/speed.json "123.4k is not in docs/PERFORMANCE.md" '"shown": "123.4k"' 2>/dev/null
 expect README.md 'scripts/demo has no heading "9. None"' '    9. None'
 [ $failures = 0 ] || exit 1

@@ -43,6 +43,15 @@ static inline nbl_context *new_context(void)
     return new_context_with(2);
 }
 
+/* With NIBBLE_ISA set to `isa`; NULL: as the environment has it. */
+static inline nbl_context *context_of(const char *isa, int threads)
+{
+    if (isa) setenv("NIBBLE_ISA", isa, 1);
+    nbl_context *ctx = new_context_with(threads);
+    unsetenv("NIBBLE_ISA");
+    return ctx;
+}
+
 /* A status that must be OK; shows the message when it is not. */
 #define assert_ok(ctx, call)                                                                                 \
     do {                                                                                                     \

@@ -20,15 +20,10 @@
 
 #include "base/json/json.h"
 #include "arch/archs.h"
+#include "format/hf/module_names.h"
 #include "graph/build.h"
 
 enum { NBL_MAX_LAYERS = 1024 };
-
-/* Modules outside of layers, by the names that checkpoints and PEFT have for them. */
-#define NBL_MODULE_EMBEDDING "model.embed_tokens"
-#define NBL_MODULE_NORM "model.norm"
-#define NBL_MODULE_HEAD "lm_head"
-#define NBL_MODULE_LAYER "model.layers.%d." /* of layer n, before the names of its modules */
 
 /* A decoder-only transformer, as its config describes it. */
 typedef struct nbl__decoder {

@@ -4,7 +4,7 @@
 
 #include "arch/parts.h"
 
-static const char EMBEDDING[] = NBL_MODULE_EMBEDDING ".weight", HEAD[] = NBL_MODULE_HEAD ".weight";
+static const char EMBEDDING[] = NBL_WEIGHT_OF(NBL_MODULE_EMBEDDING), HEAD[] = NBL_WEIGHT_OF(NBL_MODULE_HEAD);
 
 static nbl__value input(nbl__build *b, const char *name, nbl_dtype dtype, int64_t n)
 {
@@ -138,7 +138,7 @@ nbl_status nbl__decoder_build(nbl__build *b)
     if (d->local_rope.theta > 0) b->local_rope = make_table(b, &d->local_rope);
     nbl__residual h = {.addend = embed(b)};
     for (int64_t i = 0; i < d->layers && b->g->status == NBL_OK; i++) {
-        snprintf(b->at, sizeof b->at, NBL_MODULE_LAYER, (int)i);
+        snprintf(b->at, sizeof b->at, NBL_MODULE_LAYERS "%d.", (int)i);
         nbl__graph_set_layer(b->g, (int)i);
         nbl__graph_set_scope(b->g, b->at);
         h.norms = 0;

@@ -11,6 +11,7 @@
  * the end, or none of them. */
 #include "convert/export_gguf.h"
 
+#include "format/hf/module_names.h"
 #include "model/language_model.h"
 #include "model/model_text.h"
 
@@ -172,7 +173,7 @@ static nbl_status write_vector(nbl__export *e, const item *it)
 static bool is_left_out(const nbl__export *e, const char *name)
 {
     if (nbl__ends_with(name, "rotary_emb.inv_freq")) return true;
-    return e->decoder.tied && !e->merge.untied && strcmp(name, "lm_head.weight") == 0;
+    return e->decoder.tied && !e->merge.untied && strcmp(name, NBL_WEIGHT_OF(NBL_MODULE_HEAD)) == 0;
 }
 
 /* Declares one tensor. A matrix whose rows are not whole blocks of the type is written as f16, with

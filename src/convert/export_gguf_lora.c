@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "convert/export_gguf.h"
+#include "format/hf/module_names.h"
 
 /* Fails for a part of the adapter, and says how it can be exported. */
 static nbl_status refuse(const nbl__export *e, const char *what, const char *name)
@@ -31,7 +32,7 @@ static nbl_status check_contents(const nbl__export *e)
         const nbl__peft_module *m = &p->modules[i];
         if (m->magnitude) return refuse(e, "DoRA of", m->path);
         if (m->b_bias) return refuse(e, "lora_bias of", m->path);
-        if (e->merge.untied && strcmp(m->path, "lm_head") == 0)
+        if (e->merge.untied && strcmp(m->path, NBL_MODULE_HEAD) == 0)
             return refuse(e, "the adapter of a head that is the embedding,", m->path);
     }
     return NBL_OK;

@@ -10,6 +10,7 @@
  * Memory: the handle owns the reader (peft) and the list of tensors; all names point into them. */
 #include "convert/convert.h"
 #include "format/gguf/gguf_model.h"
+#include "format/hf/module_names.h"
 #include "format/peft/peft.h"
 
 struct nbl_adapter {
@@ -111,10 +112,11 @@ static void add_head(base *b)
 {
     const nbl__peft_tensor *embedding = NULL;
     for (int64_t i = 0; i < b->count; i++) {
-        if (strcmp(b->tensors[i].name, "lm_head.weight") == 0) return;
-        if (strcmp(b->tensors[i].name, "model.embed_tokens.weight") == 0) embedding = &b->tensors[i];
+        if (strcmp(b->tensors[i].name, NBL_WEIGHT_OF(NBL_MODULE_HEAD)) == 0) return;
+        if (strcmp(b->tensors[i].name, NBL_WEIGHT_OF(NBL_MODULE_EMBEDDING)) == 0) embedding = &b->tensors[i];
     }
-    if (embedding && b->tied) add_tensor(b, "lm_head.weight", embedding->rank, embedding->shape);
+    if (embedding && b->tied)
+        add_tensor(b, NBL_WEIGHT_OF(NBL_MODULE_HEAD), embedding->rank, embedding->shape);
 }
 
 /* Checks the adapter against a model, a folder or a .gguf file. The model's problems are counted

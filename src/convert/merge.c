@@ -6,7 +6,10 @@
 
 #include <math.h>
 
-static const char head_name[] = "lm_head.weight", embedding_name[] = "model.embed_tokens.weight";
+#include "format/hf/module_names.h"
+
+static const char head_name[] = NBL_WEIGHT_OF(NBL_MODULE_HEAD),
+                  embedding_name[] = NBL_WEIGHT_OF(NBL_MODULE_EMBEDDING);
 
 /* ---- which tensors there are ---- */
 

@@ -14,6 +14,7 @@
 #include "base/alloc.h"
 #include "convert/encode.h"
 #include "format/hf/hf_linear.h"
+#include "format/hf/module_names.h"
 
 /* The decisions of one conversion. encoded[i] belongs to the checkpoint's tensor i. */
 typedef struct plan {
@@ -114,7 +115,7 @@ static bool is_tied(const nbl_checkpoint *c)
 {
     if (c->config.tied != NBL_TIED_UNTOLD) return c->config.tied == NBL_TIED_YES;
     for (int64_t i = 0; i < c->tensor_count; i++)
-        if (nbl__ends_with(c->tensors[i].name, "lm_head.weight")) return false;
+        if (nbl__ends_with(c->tensors[i].name, NBL_WEIGHT_OF(NBL_MODULE_HEAD))) return false;
     return true;
 }
 
@@ -146,14 +147,9 @@ static nbl_status declare(nbl__conversion *v, plan *p, const nbl_quantize_option
  * modules while loading. Skipping is an error for those. */
 static nbl_status check_skip(nbl__conversion *v, const nbl_quantize_options *options)
 {
-    static const char *const renamed[] = {"axk2",           "bailing_hybrid", "deepseek_v4", "hrm_text",
-                                          "hy_v3",          "hy_v4",          "kimi_linear", "laguna",
-                                          "mistral_large4", "nemotron_h",     "zamba",       "zamba2"};
     const nbl__config *config = &v->checkpoint->config;
     if (options->skip == NULL) return NBL_OK;
-    bool known = !config->is_multimodal;
-    for (size_t i = 0; config->model_type && i < sizeof renamed / sizeof *renamed; i++)
-        known &= strcmp(config->model_type, renamed[i]) != 0;
+    bool known = !config->is_multimodal && !nbl__hf_renames(config->model_type);
     NBL_CHECK(v->ctx, known, NBL_ERROR_UNSUPPORTED,
               "%s: weights of models of type \"%s\" cannot be skipped: transformers knows their modules by "
               "other names",
@@ -167,12 +163,12 @@ static nbl_status check_skip(nbl__conversion *v, const nbl_quantize_options *opt
 static nbl_status list_skipped(nbl__conversion *v, const plan *p, struct nbl__names *names)
 {
     nbl_checkpoint *c = v->checkpoint;
-    NBL_TRY(nbl__names_add(c, names, "lm_head"));
+    NBL_TRY(nbl__names_add(c, names, NBL_MODULE_HEAD));
     for (int64_t i = 0; i < c->tensor_count; i++) {
         const nbl_tensor_info *t = &c->tensors[i];
         bool matrix = p->encoded[i].format == NBL_FORMAT_DENSE && t->rank == 2 &&
                       nbl__ends_with(t->name, ".weight");
-        if (!matrix || strlen(t->name) == 7 || strcmp(t->name, "lm_head.weight") == 0) continue;
+        if (!matrix || strlen(t->name) == 7 || strcmp(t->name, NBL_WEIGHT_OF(NBL_MODULE_HEAD)) == 0) continue;
         const char *module = nbl__arena_printf(&c->arena, "%.*s", (int)strlen(t->name) - 7, t->name);
         if (module == NULL) return NBL_ERROR_MEMORY;
         NBL_TRY(nbl__names_add(c, names, module));

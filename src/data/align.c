@@ -124,13 +124,7 @@ static size_t with_spaces(const aligner *s, int64_t i, const char *text, size_t 
     const nbl__added_token *added = nbl__added_get(&s->tokenizer->added, s->ids[i]);
     if (added == NULL || !added->right_strip) return at;
     if (added->normalized && s->tokenizer->normalizer_count && agrees(s, i + 1, text, size, at)) return at;
-    while (at < size) {
-        uint32_t c;
-        int n = nbl__char_get(text + at, &c);
-        if (!nbl__char_is_space(c)) break;
-        at += (size_t)n;
-    }
-    return at;
+    return nbl__spaces_after(text, size, at);
 }
 
 void nbl__align_tokens(const nbl_tokenizer *tokenizer, const char *text, size_t size, const int32_t *ids,

@@ -17,17 +17,17 @@
 
 static void bind(nbl__graph *g, const nbl_tensor *slot, nbl__value value)
 {
-    nbl__graph_bind_field(g, slot, value);
+    nbl__graph_bind(g, slot, value);
 }
 
 static void bind_weight(nbl__graph *g, const nbl_weight *slot, nbl__value value)
 {
-    nbl__graph_bind_field(g, slot, value);
+    nbl__graph_bind(g, slot, value);
 }
 
 static nbl__value output(nbl__graph *g, const nbl_tensor *slot)
 {
-    return nbl__graph_output_field(g, slot);
+    return nbl__graph_output(g, slot);
 }
 
 /* ---- linear layers ---- */
@@ -60,8 +60,7 @@ static void prepare_norms(nbl__graph *g, const nbl__linear_values *layers, int c
 {
     for (int i = 0; i < count && g->status == NBL_OK; i++) {
         if (layers[i].norm == 0) continue;
-        nbl__dora_norm *a = nbl__graph_begin_family(g, &nbl__dora_norm_family,
-                                                    nbl__info(g, layers[i].norm)->name);
+        nbl__dora_norm *a = nbl__graph_begin(g, &nbl__dora_norm_family, nbl__info(g, layers[i].norm)->name);
         if (a == NULL) return;
         a->dtype = dtype;
         a->scale = layers[i].scale;
@@ -76,7 +75,7 @@ static void prepare_norms(nbl__graph *g, const nbl__linear_values *layers, int c
 nbl__value nbl__build_linear(nbl__graph *g, const char *name, nbl__value x, const nbl__linear_values *layer,
                              const nbl__linear_options *how)
 {
-    nbl__linear *a = nbl__graph_begin_family(g, &nbl__linear_family, name);
+    nbl__linear *a = nbl__graph_begin(g, &nbl__linear_family, name);
     if (a == NULL) return 0;
     set_shared(a, how);
     bind(g, &a->x, x);
@@ -89,7 +88,7 @@ nbl__value nbl__build_linear(nbl__graph *g, const char *name, nbl__value x, cons
 void nbl__build_linear_group(nbl__graph *g, const char *name, nbl__value x, const nbl__linear_values *layers,
                              int count, const nbl__linear_options *how, nbl__value *y)
 {
-    nbl__linear_group *a = nbl__graph_begin_family(g, &nbl__linear_group_family, name);
+    nbl__linear_group *a = nbl__graph_begin(g, &nbl__linear_group_family, name);
     for (int i = 0; i < count; i++) y[i] = 0;
     if (a == NULL) return;
     set_shared(&a->members[0], how);
@@ -104,7 +103,7 @@ nbl__value nbl__build_mlp(nbl__graph *g, const char *name, nbl__value x,
                           const nbl__linear_values layers[NBL_MLP_PARTS], nbl__act act, bool keep,
                           const nbl__linear_options *how)
 {
-    nbl__mlp *a = nbl__graph_begin_family(g, &nbl__mlp_family, name);
+    nbl__mlp *a = nbl__graph_begin(g, &nbl__mlp_family, name);
     if (a == NULL) return 0;
     set_shared(&a->gate, how);
     a->act = (int)act;
@@ -121,7 +120,7 @@ nbl__value nbl__build_mlp(nbl__graph *g, const char *name, nbl__value x,
 nbl__value nbl__build_gated(nbl__graph *g, const char *name, nbl__value gate, nbl__value up, nbl__act act,
                             nbl_dtype dtype)
 {
-    nbl__gated *a = nbl__graph_begin_family(g, &nbl__gated_family, name);
+    nbl__gated *a = nbl__graph_begin(g, &nbl__gated_family, name);
     if (a == NULL) return 0;
     a->dtype = dtype;
     a->act = (int)act;
@@ -135,7 +134,7 @@ nbl__value nbl__build_gated(nbl__graph *g, const char *name, nbl__value gate, nb
 nbl__value nbl__build_rmsnorm(nbl__graph *g, const char *name, nbl__value x, nbl__value w,
                               nbl__value residual, const nbl__norm_options *how, nbl__value *sum)
 {
-    nbl__rmsnorm *a = nbl__graph_begin_family(g, &nbl__rmsnorm_family, name);
+    nbl__rmsnorm *a = nbl__graph_begin(g, &nbl__rmsnorm_family, name);
     if (sum) *sum = 0;
     if (a == NULL) return 0;
     a->dtype = how->dtype;
@@ -153,7 +152,7 @@ nbl__value nbl__build_rmsnorm(nbl__graph *g, const char *name, nbl__value x, nbl
 nbl__rope_values nbl__build_rope_table(nbl__graph *g, const char *name, nbl__value positions,
                                        const nbl__rope *rope)
 {
-    nbl__rope_table *a = nbl__graph_begin_family(g, &nbl__rope_table_family, name);
+    nbl__rope_table *a = nbl__graph_begin(g, &nbl__rope_table_family, name);
     if (a == NULL) return (nbl__rope_values){0};
     a->rope = *rope;
     bind(g, &a->positions, positions);
@@ -164,7 +163,7 @@ nbl__rope_values nbl__build_rope_table(nbl__graph *g, const char *name, nbl__val
 nbl__value nbl__build_rope(nbl__graph *g, const char *name, nbl__value x, nbl__rope_values table,
                            const nbl__rope *rope, nbl_dtype dtype)
 {
-    nbl__rope_apply *a = nbl__graph_begin_family(g, &nbl__rope_family, name);
+    nbl__rope_apply *a = nbl__graph_begin(g, &nbl__rope_family, name);
     if (a == NULL) return 0;
     a->dtype = dtype;
     a->rope = *rope;
@@ -177,7 +176,7 @@ nbl__value nbl__build_rope(nbl__graph *g, const char *name, nbl__value x, nbl__r
 nbl__value nbl__build_norm_rope(nbl__graph *g, const char *name, nbl__value x, nbl__value w,
                                 nbl__rope_values table, const nbl__norm_options *how)
 {
-    nbl__norm_rope *a = nbl__graph_begin_family(g, &nbl__norm_rope_family, name);
+    nbl__norm_rope *a = nbl__graph_begin(g, &nbl__norm_rope_family, name);
     if (a == NULL) return 0;
     a->dtype = how->dtype;
     a->eps = how->eps;
@@ -195,7 +194,7 @@ nbl__value nbl__build_norm_rope(nbl__graph *g, const char *name, nbl__value x, n
 nbl__value nbl__build_attention(nbl__graph *g, const char *name, nbl__value q, nbl__value k, nbl__value v,
                                 nbl__value cu_seqlens, const nbl__attention_options *how, nbl__value *lse)
 {
-    nbl__attention *a = nbl__graph_begin_family(g, &nbl__attention_family, name);
+    nbl__attention *a = nbl__graph_begin(g, &nbl__attention_family, name);
     *lse = 0;
     if (a == NULL) return 0;
     a->dtype = how->dtype;
@@ -214,7 +213,7 @@ nbl__value nbl__build_attention(nbl__graph *g, const char *name, nbl__value q, n
 nbl__value nbl__build_attention_decode(nbl__graph *g, const char *name, nbl__value q, nbl__cache_values cache,
                                        const nbl__attention_options *how)
 {
-    nbl__attention_decode *a = nbl__graph_begin_family(g, &nbl__attention_decode_family, name);
+    nbl__attention_decode *a = nbl__graph_begin(g, &nbl__attention_decode_family, name);
     if (a == NULL) return 0;
     a->dtype = how->dtype;
     a->scale = how->scale;
@@ -231,7 +230,7 @@ nbl__value nbl__build_attention_step(nbl__graph *g, const char *name, nbl__value
                                      nbl__value v, nbl__rope_values table, nbl__cache_values cache,
                                      const nbl__attention_options *how)
 {
-    nbl__attention_step *a = nbl__graph_begin_family(g, &nbl__attention_step_family, name);
+    nbl__attention_step *a = nbl__graph_begin(g, &nbl__attention_step_family, name);
     if (a == NULL) return 0;
     a->dtype = how->dtype;
     a->scale = how->scale;
@@ -250,7 +249,7 @@ nbl__value nbl__build_attention_step(nbl__graph *g, const char *name, nbl__value
 
 void nbl__build_kv_write(nbl__graph *g, const char *name, nbl__value x, nbl__value rows, nbl__value cache)
 {
-    nbl__kv_write *a = nbl__graph_begin_family(g, &nbl__kv_write_family, name);
+    nbl__kv_write *a = nbl__graph_begin(g, &nbl__kv_write_family, name);
     if (a == NULL) return;
     bind(g, &a->x, x);
     bind(g, &a->rows, rows);
@@ -263,7 +262,7 @@ void nbl__build_kv_write(nbl__graph *g, const char *name, nbl__value x, nbl__val
 nbl__value nbl__build_embedding(nbl__graph *g, const char *name, nbl__value ids, nbl__value w, float scale,
                                 int64_t padding, nbl_dtype dtype)
 {
-    nbl__embedding *a = nbl__graph_begin_family(g, &nbl__embedding_family, name);
+    nbl__embedding *a = nbl__graph_begin(g, &nbl__embedding_family, name);
     if (a == NULL) return 0;
     a->dtype = dtype;
     a->scale = scale;
@@ -277,7 +276,7 @@ nbl__value nbl__build_cross_entropy(nbl__graph *g, const char *name, nbl__value 
                                     nbl__value labels, nbl__value denominator, float softcap,
                                     bool grad_in_forward, nbl_dtype dtype)
 {
-    nbl__cross_entropy *a = nbl__graph_begin_family(g, &nbl__cross_entropy_family, name);
+    nbl__cross_entropy *a = nbl__graph_begin(g, &nbl__cross_entropy_family, name);
     if (a == NULL) return 0;
     a->dtype = dtype;
     a->softcap = softcap;
@@ -291,7 +290,7 @@ nbl__value nbl__build_cross_entropy(nbl__graph *g, const char *name, nbl__value 
 
 nbl__value nbl__build_take_rows(nbl__graph *g, const char *name, nbl__value x, nbl__value rows)
 {
-    nbl__take_rows *a = nbl__graph_begin_family(g, &nbl__take_rows_family, name);
+    nbl__take_rows *a = nbl__graph_begin(g, &nbl__take_rows_family, name);
     if (a == NULL) return 0;
     bind(g, &a->x, x);
     bind(g, &a->rows, rows);
@@ -300,7 +299,7 @@ nbl__value nbl__build_take_rows(nbl__graph *g, const char *name, nbl__value x, n
 
 nbl__value nbl__build_argmax(nbl__graph *g, const char *name, nbl__value x, nbl__value *non_finite)
 {
-    nbl__argmax *a = nbl__graph_begin_family(g, &nbl__argmax_family, name);
+    nbl__argmax *a = nbl__graph_begin(g, &nbl__argmax_family, name);
     *non_finite = 0;
     if (a == NULL) return 0;
     bind(g, &a->x, x);
@@ -311,7 +310,7 @@ nbl__value nbl__build_argmax(nbl__graph *g, const char *name, nbl__value x, nbl_
 
 nbl__value nbl__build_add(nbl__graph *g, const char *name, nbl__value x, nbl__value y, nbl_dtype dtype)
 {
-    nbl__add *a = nbl__graph_begin_family(g, &nbl__add_family, name);
+    nbl__add *a = nbl__graph_begin(g, &nbl__add_family, name);
     if (a == NULL) return 0;
     a->dtype = dtype;
     bind(g, &a->a, x);

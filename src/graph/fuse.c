@@ -17,19 +17,21 @@
 typedef struct fusion {
     const nbl__family *first, *second, *fused;
     size_t first_at, second_at; /* offsets of the parts in the fused struct */
-    const char *from, *to;      /* the slot of `first` that is slot `to` of `second` */
+    size_t from, to;            /* the output of `first` that is this input of `second`: offsets */
 } fusion;
 
 static const fusion fusions[] = {
     {&nbl__rmsnorm_family, &nbl__linear_group_family, &nbl__norm_linear_group_family,
-     offsetof(nbl__norm_linear_group, norm), offsetof(nbl__norm_linear_group, layers), "y", "x"},
+     offsetof(nbl__norm_linear_group, norm), offsetof(nbl__norm_linear_group, layers),
+     offsetof(nbl__rmsnorm, y), offsetof(nbl__linear_group, members[0].x)},
     {&nbl__rmsnorm_family, &nbl__mlp_family, &nbl__norm_mlp_family, offsetof(nbl__norm_mlp, norm),
-     offsetof(nbl__norm_mlp, layers), "y", "x"},
+     offsetof(nbl__norm_mlp, layers), offsetof(nbl__rmsnorm, y), offsetof(nbl__mlp, gate.x)},
 };
 
-static nbl__value *binding(const nbl__node *node, const char *slot)
+/* What is bound to the slot at this offset. */
+static nbl__value *binding(const nbl__node *node, size_t offset)
 {
-    return &node->bound[nbl__slot_find(node->family, slot) - node->family->slots];
+    return &node->bound[nbl__slot_at(node->family, offset)];
 }
 
 static const fusion *fusion_of(const nbl__node *first, const nbl__node *second)
@@ -50,10 +52,9 @@ static bool bind_part(const nbl__node *fused, const nbl__node *part, size_t at, 
     for (const nbl__slot *slot = own; slot->name; slot++) {
         nbl__value *from = &part->bound[slot - own];
         if (*from == 0 || from == inner) continue;
-        const nbl__slot *to = fused->family->slots;
-        while (to->name && to->offset != at + slot->offset) to++;
-        if (to->name == NULL) return false;
-        fused->bound[to - fused->family->slots] = *from;
+        int to = nbl__slot_at(fused->family, at + slot->offset);
+        if (to < 0) return false;
+        fused->bound[to] = *from;
     }
     return true;
 }

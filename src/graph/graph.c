@@ -5,7 +5,6 @@
  * move. */
 #include "graph/graph.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 
 void nbl__graph_open(nbl_context *ctx, nbl__graph *g)
@@ -50,14 +49,6 @@ static bool grow(nbl__graph *g, void **array, int count, int *room, size_t size)
     return true;
 }
 
-void nbl__graph_enter(nbl__graph *g, const char *format, ...)
-{
-    va_list list;
-    va_start(list, format);
-    vsnprintf(g->prefix, sizeof g->prefix, format, list);
-    va_end(list);
-}
-
 void nbl__graph_set_layer(nbl__graph *g, int layer)
 {
     g->layer = layer;
@@ -69,11 +60,10 @@ void nbl__graph_set_scope(nbl__graph *g, const char *scope)
     if (scope && g->scope == NULL) nbl__graph_failed(g, NBL_ERROR_MEMORY);
 }
 
-/* "PREFIX.NAME" in the arena; NULL if memory has run out. */
-static const char *full_name(nbl__graph *g, const char *name)
+/* The name in the arena; NULL if memory has run out. */
+static const char *copy_name(nbl__graph *g, const char *name)
 {
-    const char *text = nbl__arena_printf(&g->arena, "%s%s%s", g->prefix, g->prefix[0] && name[0] ? "." : "",
-                                         name);
+    const char *text = nbl__arena_strdup(&g->arena, name);
     if (text == NULL) nbl__graph_failed(g, NBL_ERROR_MEMORY);
     return text;
 }
@@ -94,7 +84,7 @@ nbl__value nbl__graph_new(nbl__graph *g, nbl__kind kind, const char *name)
 nbl__value nbl__graph_value(nbl__graph *g, nbl__kind kind, const char *name, nbl_dtype dtype, int rank,
                             const int64_t *shape)
 {
-    nbl__value value = nbl__graph_new(g, kind, full_name(g, name));
+    nbl__value value = nbl__graph_new(g, kind, copy_name(g, name));
     if (value == 0) return 0;
     nbl_tensor *t = &g->values[value].tensor;
     *t = (nbl_tensor){.dtype = dtype, .rank = rank};
@@ -104,7 +94,7 @@ nbl__value nbl__graph_value(nbl__graph *g, nbl__kind kind, const char *name, nbl
 
 nbl__value nbl__graph_weight(nbl__graph *g, const char *name, const nbl_weight *weight)
 {
-    nbl__value value = nbl__graph_new(g, NBL_KIND_WEIGHT, full_name(g, name));
+    nbl__value value = nbl__graph_new(g, NBL_KIND_WEIGHT, copy_name(g, name));
     if (value == 0) return 0;
     g->values[value].weight = *weight;
     return value;
@@ -259,10 +249,10 @@ static int slot_count(const nbl__family *family)
     return count;
 }
 
-void *nbl__graph_begin_family(nbl__graph *g, const nbl__family *family, const char *name)
+void *nbl__graph_begin(nbl__graph *g, const nbl__family *family, const char *name)
 {
     /* Reset attributes: a zeroed struct is not always the default. */
-    int node = g->status == NBL_OK ? new_node(g, family, full_name(g, name), slot_count(family)) : -1;
+    int node = g->status == NBL_OK ? new_node(g, family, copy_name(g, name), slot_count(family)) : -1;
     /* After a failure the caller still writes attributes: give it memory of the largest
      * arguments struct. */
     if (node < 0) {
@@ -275,48 +265,27 @@ void *nbl__graph_begin_family(nbl__graph *g, const nbl__family *family, const ch
     return g->nodes[node].arguments;
 }
 
-void *nbl__graph_begin(nbl__graph *g, const char *family_name, const char *name)
-{
-    const nbl__family *family = nbl__family_find(family_name);
-    if (family == NULL)
-        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "no operator is called %s", family_name));
-    return nbl__graph_begin_family(g, family, name);
-}
-
-/* Binds a value to a slot of the last node. `slot` NULL: the family has none at that field or of
- * that name. */
-static void bind_slot(nbl__graph *g, const nbl__slot *slot, const char *what, nbl__value value)
+/* The slot of the last node whose tensor or weight lies at this address; NULL: none. */
+static const nbl__slot *slot_at(const nbl__graph *g, const void *field)
 {
     const nbl__node *node = &g->nodes[g->node_count - 1];
+    int slot = nbl__slot_at(node->family, (size_t)((const char *)field - (const char *)node->arguments));
+    return slot < 0 ? NULL : &node->family->slots[slot];
+}
+
+void nbl__graph_bind(nbl__graph *g, const void *field, nbl__value value)
+{
+    if (g->status != NBL_OK || value == 0) return;
+    const nbl__node *node = &g->nodes[g->node_count - 1];
+    const nbl__slot *slot = slot_at(g, field);
     if (slot == NULL)
-        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s has no slot %s", node->name,
-                                       node->family->name, what));
+        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s has no slot at this field",
+                                       node->name, node->family->name));
     else if (nbl__slot_is_weight(slot) && g->values[value].tensor.row_stride)
         nbl__graph_failed(g,
                           nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s is a view of columns, %s is a weight",
                                     node->name, g->values[value].name, slot->name));
     else node->bound[slot - node->family->slots] = value; /* slots and bindings are parallel arrays */
-}
-
-/* The slot of the last node whose tensor or weight lies at this address; NULL: none. */
-static const nbl__slot *slot_at(const nbl__graph *g, const void *field)
-{
-    const nbl__node *node = &g->nodes[g->node_count - 1];
-    size_t offset = (size_t)((const char *)field - (const char *)node->arguments);
-    for (const nbl__slot *slot = node->family->slots; slot->name; slot++)
-        if (slot->offset == offset) return slot;
-    return NULL;
-}
-
-void nbl__graph_bind_field(nbl__graph *g, const void *field, nbl__value value)
-{
-    if (g->status == NBL_OK && value) bind_slot(g, slot_at(g, field), "at this field", value);
-}
-
-void nbl__graph_bind(nbl__graph *g, const char *slot, nbl__value value)
-{
-    if (g->status != NBL_OK || value == 0) return;
-    bind_slot(g, nbl__slot_find(g->nodes[g->node_count - 1].family, slot), slot, value);
 }
 
 /* A dense nbl_weight over a tensor. */
@@ -460,18 +429,10 @@ void nbl__graph_end_prepare(nbl__graph *g)
     }
 }
 
-nbl__value nbl__graph_output_field(nbl__graph *g, const void *field)
+nbl__value nbl__graph_output(nbl__graph *g, const void *field)
 {
     if (g->status != NBL_OK) return 0;
     const nbl__node *node = &g->nodes[g->node_count - 1];
     const nbl__slot *found = slot_at(g, field);
-    return found ? node->bound[found - node->family->slots] : 0;
-}
-
-nbl__value nbl__graph_output(nbl__graph *g, const char *slot)
-{
-    if (g->status != NBL_OK) return 0;
-    const nbl__node *node = &g->nodes[g->node_count - 1];
-    const nbl__slot *found = nbl__slot_find(node->family, slot);
     return found ? node->bound[found - node->family->slots] : 0;
 }

@@ -100,15 +100,12 @@ typedef struct nbl__graph {
     int step_count, step_room;
     int layer; /* layer and scope of nodes added from now on */
     const char *scope;
-    char prefix[256]; /* prefix of names added from now on */
 } nbl__graph;
 
 /* Opens an empty graph. Close with nbl__graph_close, also after a failure. */
 void nbl__graph_open(nbl_context *ctx, nbl__graph *g);
 void nbl__graph_close(nbl__graph *g);
 
-/* From now on names of values and nodes become "PREFIX.NAME"; printf style, "" for no prefix. */
-__attribute__((format(printf, 2, 3))) void nbl__graph_enter(nbl__graph *g, const char *format, ...);
 /* Nodes added from now on belong to this layer; -1: to none. */
 void nbl__graph_set_layer(nbl__graph *g, int layer);
 /* Names that layer for messages: "model.layers.3."; NULL: no name. */
@@ -144,13 +141,10 @@ static inline nbl__value_info *nbl__info(nbl__graph *g, nbl__value value)
 /* Begins a node of an operator family and returns its arguments struct, with attributes at their
  * defaults. After a failure it returns a scratch struct that may be written, or NULL if memory
  * has run out. */
-void *nbl__graph_begin_family(nbl__graph *g, const nbl__family *family, const char *name);
-/* The same by the name of a family that is chosen at run time. */
-void *nbl__graph_begin(nbl__graph *g, const char *family, const char *name);
-/* Binds a value to a slot of the node that was begun: the slot that lies at `field` of its arguments
- * struct, or the one of this name. 0: the slot stays absent. */
-void nbl__graph_bind_field(nbl__graph *g, const void *field, nbl__value value);
-void nbl__graph_bind(nbl__graph *g, const char *slot, nbl__value value);
+void *nbl__graph_begin(nbl__graph *g, const nbl__family *family, const char *name);
+/* Binds a value to the slot that lies at `field` of the arguments struct of the node that was begun.
+ * 0: the slot stays absent. */
+void nbl__graph_bind(nbl__graph *g, const void *field, nbl__value value);
 /* Ends the node: checks and infers it, and creates a value for every output. Returns the first
  * output. */
 nbl__value nbl__graph_end(nbl__graph *g);
@@ -165,9 +159,8 @@ typedef struct nbl__shown_node {
 nbl__shown_node nbl__show_node(const nbl__node *node);
 /* The address of an attribute of a node by name; NULL if its family has no such attribute. */
 void *nbl__node_attr(const nbl__node *node, const char *name);
-/* The value of another output of the last node, by its field or by slot name; 0: none. */
-nbl__value nbl__graph_output_field(nbl__graph *g, const void *field);
-nbl__value nbl__graph_output(nbl__graph *g, const char *slot);
+/* The value of another output of the last node, by its field; 0: none. */
+nbl__value nbl__graph_output(nbl__graph *g, const void *field);
 
 /* Copies dtypes, shapes and data pointers from the bound values into a node's arguments.
  * `address` returns the data of a value; NULL: each pointer becomes an address that nothing may read.

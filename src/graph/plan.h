@@ -44,8 +44,8 @@ typedef enum nbl__memory_class {
  * includes the ones above it in this list. */
 typedef enum nbl__recompute {
     NBL_RECOMPUTE_NONE,
-    NBL_RECOMPUTE_NORMS, /* rmsnorm, layernorm, rope, norm_rope, cast, scale, add: memory-bound */
-    NBL_RECOMPUTE_CHEAP, /* also gated activations, from gate and up, which are kept */
+    NBL_RECOMPUTE_NORMS, /* operators of NBL_REPEAT_CHEAP: norms, RoPE, cast, scale, add */
+    NBL_RECOMPUTE_CHEAP, /* also NBL_REPEAT_WIDE: gated activations, from gate and up, which are kept */
     /* also the optional saved values of a layer's operators (nbl__slot.when) */
     NBL_RECOMPUTE_FLAGGED,
     NBL_RECOMPUTE_LAYERS, /* whole layers, from their pinned values */

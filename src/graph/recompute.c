@@ -23,6 +23,8 @@
  *
  * New values and steps live in the plan's arena. */
 #include "graph/plan.h"
+#include "ops/families.h"
+#include "ops/norm/rmsnorm.h"
 
 typedef struct rewrite {
     nbl__plan *plan;
@@ -39,18 +41,17 @@ typedef struct rewrite {
 /* True if recomputing an operator of this family at this level costs little: no matrix product. */
 static bool is_cheap(const nbl__family *family, nbl__recompute level)
 {
-    static const char *const norms[] = {"rmsnorm", "layernorm", "rope", "norm_rope", "cast", "scale", "add"};
-    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++)
-        if (strcmp(norms[i], family->name) == 0) return true;
-    return level >= NBL_RECOMPUTE_CHEAP && strcmp(family->name, "gated") == 0;
+    if (family->cost.repeat == NBL_REPEAT_CHEAP) return true;
+    return level >= NBL_RECOMPUTE_CHEAP && family->cost.repeat == NBL_REPEAT_WIDE;
 }
+
+/* What is bound to a tensor of an rmsnorm. */
+#define NORM_VALUE(bound, field) ((bound)[nbl__slot_at(&nbl__rmsnorm_family, offsetof(nbl__rmsnorm, field))])
 
 /* The residual sum that an rmsnorm writes; 0: it is no rmsnorm or has no residual. */
 static nbl__value sum_of(const nbl__family *family, const nbl__value *bound)
 {
-    const nbl__slot *sum = strcmp(family->name, "rmsnorm") == 0 ? nbl__slot_find(family, "residual_out")
-                                                                : NULL;
-    return sum ? bound[sum - family->slots] : 0;
+    return family == &nbl__rmsnorm_family ? NORM_VALUE(bound, residual_out) : 0;
 }
 
 /* True if the value stays in memory although its layer is recomputed: recomputation can start
@@ -137,9 +138,9 @@ static void start_from_sum(const rewrite *r, const nbl__family *family, nbl__val
 {
     nbl__value sum = sum_of(family, bound);
     if (sum == 0 || !is_anchor(r, sum)) return;
-    bound[nbl__slot_find(family, "x") - family->slots] = sum;
-    bound[nbl__slot_find(family, "residual") - family->slots] = 0;
-    bound[nbl__slot_find(family, "residual_out") - family->slots] = 0;
+    NORM_VALUE(bound, x) = sum;
+    NORM_VALUE(bound, residual) = 0;
+    NORM_VALUE(bound, residual_out) = 0;
 }
 
 /* True for an optional saved value whose flag is off: no step writes it. */

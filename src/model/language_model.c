@@ -17,7 +17,7 @@
 /* ---- weights ---- */
 
 /* PEFT's name of the head. A head that is tied to the embedding is a module of this name too. */
-static const char head_name[] = NBL_MODULE_HEAD ".weight";
+static const char head_name[] = NBL_WEIGHT_OF(NBL_MODULE_HEAD);
 
 /* True if the tensor belongs to a module in modules_to_save. An adapter from a file must also
  * contain the tensor; a new adapter has no files yet. An adapter's embedding with additional rows

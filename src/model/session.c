@@ -50,7 +50,7 @@ static nbl_status refuse_misfits(const nbl_model *m, nbl__text *problems)
     for (int64_t i = 0; i < m->weight_count; i++) {
         const struct nbl__weight_entry *entry = &m->weights[i];
         if (entry->used || nbl__ends_with(entry->name, "rotary_emb.inv_freq")) continue;
-        if (m->decoder.tied && strcmp(entry->name, NBL_MODULE_HEAD ".weight") == 0) continue;
+        if (m->decoder.tied && strcmp(entry->name, NBL_WEIGHT_OF(NBL_MODULE_HEAD)) == 0) continue;
         nbl__text_printf(problems, "; \"%s\" does not belong there", entry->name);
     }
     if (problems->status != NBL_OK) return problems->status;

@@ -29,6 +29,13 @@ const nbl__slot *nbl__slot_find(const nbl__family *family, const char *name)
     return NULL;
 }
 
+int nbl__slot_at(const nbl__family *family, size_t offset)
+{
+    for (int i = 0; family->slots[i].name; i++)
+        if (family->slots[i].offset == offset) return i;
+    return -1;
+}
+
 void nbl__attrs_reset(const nbl__family *family, void *arguments)
 {
     for (const nbl__attr *attr = family->attrs; attr->name; attr++) {

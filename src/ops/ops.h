@@ -7,9 +7,10 @@
  *   attrs      the other fields: name, type, default
  *   forward    an operator over the struct
  *   backward   a second operator over the same struct; may be absent
+ *   cost       operations of a call, and what recomputing it costs
  *
- * Slots and attrs are the only description of a family. The graph, autodiff, the
- * tests and the tool that runs case files read them.
+ * Slots, attrs and cost are the only description of a family. The graph, autodiff,
+ * plans, the tests and the tool that runs case files read them.
  *
  * An operator consists of
  *
@@ -144,6 +145,28 @@ typedef struct nbl__attr {
         name, NBL_ATTR_WORD, offsetof(struct_type, field), 0, words                                          \
     }
 
+/* What it costs to recompute a forward operator (graph/recompute.c). */
+typedef enum nbl__repeat {
+    NBL_REPEAT_COSTLY, /* matrix products, look-ups, losses */
+    NBL_REPEAT_CHEAP,  /* one pass; it is bound by memory */
+    NBL_REPEAT_WIDE    /* one pass over inputs that are wider than the residual stream */
+} nbl__repeat;
+
+/* What the calls of a family cost, for plans. Every family of families.h states one of `flops`,
+ * `forward` and `moves`. */
+typedef struct nbl__cost {
+    /* Floating-point operations of a call, from the shapes in its arguments and from which of its
+     * gradients are wanted. A multiply-add is 2. */
+    double (*flops)(const void *arguments, bool backward);
+    /* if flops is NULL: operations per element of the call's largest tensor */
+    double forward, backward;
+    bool moves; /* it only moves or converts data: no operations are counted */
+    nbl__repeat repeat;
+    /* Bytes of a slot that a call reads or writes, where that is not `all` of its tensor. NULL: all
+     * of each. */
+    double (*slot_bytes)(const void *arguments, const nbl__slot *slot, double all);
+} nbl__cost;
+
 /* A forward operator, its backward, and the struct of arguments that they share. */
 typedef struct nbl__family {
     const char *name;
@@ -152,6 +175,7 @@ typedef struct nbl__family {
     const nbl__attr *attrs; /* NULL name at the end */
     nbl__op forward;
     nbl__op backward; /* name NULL: the family has no backward */
+    nbl__cost cost;
 } nbl__family;
 
 /* The family with this index, in the order of families.h; NULL past the end. */
@@ -160,6 +184,9 @@ const nbl__family *nbl__family_at(int index);
 const nbl__family *nbl__family_find(const char *name);
 /* By name; NULL if there is none. */
 const nbl__slot *nbl__slot_find(const nbl__family *family, const char *name);
+/* The index of the slot at this offset of the struct of arguments; -1: there is none. Prefer it to
+ * a name: the compiler checks offsetof. */
+int nbl__slot_at(const nbl__family *family, size_t offset);
 /* The tensor of a slot in these arguments. Not for slots of weights: see
  * nbl__slot_is_weight(). */
 static inline nbl_tensor *nbl__slot_tensor(const nbl__slot *slot, void *arguments)

@@ -3,6 +3,7 @@
 #include "tiny_model.h"
 
 #include "graph/build.h"
+#include "model/graph_by_name.h"
 #include "model/language_model.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/families.h"
@@ -15,9 +16,9 @@ static void a_field_that_is_no_slot_is_refused_by_name(void **state)
     assert_int_equal(nbl_context_create(NULL, &ctx), NBL_OK);
     nbl__graph_open(ctx, &g);
     nbl__value x = nbl__graph_value(&g, NBL_KIND_INPUT, "x", NBL_DTYPE_F32, 2, (int64_t[]){2, 3});
-    nbl__add *a = nbl__graph_begin_family(&g, &nbl__add_family, "sum");
-    nbl__graph_bind_field(&g, &a->a, x);
-    nbl__graph_bind_field(&g, &a->dtype, x);
+    nbl__add *a = nbl__graph_begin(&g, &nbl__add_family, "sum");
+    nbl__graph_bind(&g, &a->a, x);
+    nbl__graph_bind(&g, &a->dtype, x);
     assert_int_equal(nbl__graph_status(&g), NBL_ERROR_INTERNAL);
     assert_non_null(strstr(nbl_error_message(ctx), "sum: add has no slot"));
     nbl__graph_close(&g);
@@ -34,10 +35,10 @@ static void a_typed_builder_is_the_node_that_names_build(void **state)
     nbl__value x = nbl__graph_value(&g, NBL_KIND_INPUT, "x", NBL_DTYPE_F32, 2, (int64_t[]){2, 3});
     nbl__value y = nbl__graph_value(&g, NBL_KIND_INPUT, "y", NBL_DTYPE_F32, 2, (int64_t[]){2, 3});
     nbl__value typed = nbl__build_add(&g, "sum", x, y, NBL_DTYPE_F32);
-    nbl__add *a = nbl__graph_begin(&g, "add", "sum");
+    nbl__add *a = graph_begin(&g, "add", "sum");
     a->dtype = NBL_DTYPE_F32;
-    nbl__graph_bind(&g, "a", x);
-    nbl__graph_bind(&g, "b", y);
+    graph_bind(&g, "a", x);
+    graph_bind(&g, "b", y);
     nbl__value named = nbl__graph_end(&g);
     assert_ok(ctx, nbl__graph_status(&g));
     assert_int_equal(g.nodes[0].family == g.nodes[1].family, 1);

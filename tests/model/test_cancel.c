@@ -17,7 +17,7 @@ static bool on_progress(void *user, const nbl_progress *now)
     return 1;
 }
 
-static nbl_context *context_of(caller *c)
+static nbl_context *context_with_caller(caller *c)
 {
     nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 2, .progress = on_progress,
                                    .progress_user = c};
@@ -37,7 +37,7 @@ static void a_model_stops_between_two_operators(void **state)
 {
     (void)state;
     caller c = {0};
-    nbl_context *ctx = context_of(&c);
+    nbl_context *ctx = context_with_caller(&c);
     nbl_model *model;
     int32_t ids[] = {1, 2, 3, 4}, made[8];
     nbl_ids sequence = {ids, 4};
@@ -66,7 +66,7 @@ static void loading_stops_between_two_weights(void **state)
 {
     (void)state;
     caller c = {.at = "model.layers.2.mlp.up_proj.weight"};
-    nbl_context *ctx = context_of(&c);
+    nbl_context *ctx = context_with_caller(&c);
     nbl_model *model;
     assert_stopped(
         &c,
@@ -82,7 +82,7 @@ static void a_long_text_stops_while_it_is_cut_and_encoded(void **state)
     (void)state;
     enum { SIZE = 3 << 20 };
     caller c = {0};
-    nbl_context *ctx = context_of(&c);
+    nbl_context *ctx = context_with_caller(&c);
     nbl_tokenizer *tokenizer;
     char *text = malloc(SIZE);
     nbl_ids lists[3];

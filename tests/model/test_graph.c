@@ -1,6 +1,6 @@
 /* test_graph.c - a small decoder as a graph, with adapters or with all its weights trained: gradients against
  * differences, the same bits however memory is planned and for any number of threads. */
-#include "support.h"
+#include "model/graph_by_name.h"
 
 #include <math.h>
 
@@ -88,13 +88,13 @@ static nbl__value dense_weight(model *m, const char *name, int64_t rows, int64_t
 
 static nbl__value norm(model *m, const char *name, nbl__value x, nbl__value *residual)
 {
-    nbl__rmsnorm *a = nbl__graph_begin(&m->g, "rmsnorm", name);
+    nbl__rmsnorm *a = graph_begin(&m->g, "rmsnorm", name);
     a->dtype = m->kind.dtype;
     a->eps = 1e-5f;
-    nbl__graph_bind(&m->g, "x", x);
-    nbl__graph_bind(&m->g, "w", parameter(m, name, HIDDEN, 0, m->kind.whole, 1, 0.2f));
-    nbl__graph_bind(&m->g, "residual", *residual);
-    nbl__value y = nbl__graph_end(&m->g), sum = nbl__graph_output(&m->g, "residual_out");
+    graph_bind(&m->g, "x", x);
+    graph_bind(&m->g, "w", parameter(m, name, HIDDEN, 0, m->kind.whole, 1, 0.2f));
+    graph_bind(&m->g, "residual", *residual);
+    nbl__value y = nbl__graph_end(&m->g), sum = graph_output(&m->g, "residual_out");
     *residual = sum ? sum : x;
     nbl__graph_pin(&m->g, *residual);
     return y;
@@ -102,51 +102,51 @@ static nbl__value norm(model *m, const char *name, nbl__value x, nbl__value *res
 
 static void bind_layer(model *m, const char *w, const char *a, const char *b, int64_t out, int64_t in)
 {
-    nbl__graph_bind(&m->g, w, dense_weight(m, w, out, in));
+    graph_bind(&m->g, w, dense_weight(m, w, out, in));
     if (m->kind.whole) return;
-    nbl__graph_bind(&m->g, a, parameter(m, a, RANK, in, true, 0, 0.3f));
-    nbl__graph_bind(&m->g, b, parameter(m, b, out, RANK, true, 0, 0.3f));
+    graph_bind(&m->g, a, parameter(m, a, RANK, in, true, 0, 0.3f));
+    graph_bind(&m->g, b, parameter(m, b, out, RANK, true, 0, 0.3f));
 }
 
 static void bind_bias(model *m, const char *name, int64_t out)
 {
-    if (m->kind.whole) nbl__graph_bind(&m->g, name, parameter(m, name, out, 0, true, 0, 0.3f));
+    if (m->kind.whole) graph_bind(&m->g, name, parameter(m, name, out, 0, true, 0, 0.3f));
 }
 
 static nbl__value layer(model *m, nbl__value x, nbl__value *residual)
 {
     nbl__graph *g = &m->g;
     nbl__value h = norm(m, "input_norm", x, residual);
-    nbl__linear_group *group = nbl__graph_begin(g, "linear_group", "qkv");
+    nbl__linear_group *group = graph_begin(g, "linear_group", "qkv");
     group->members[0].dtype = m->kind.dtype;
-    nbl__graph_bind(g, "x", h);
+    graph_bind(g, "x", h);
     bind_layer(m, "w0", "lora_a0", "lora_b0", HEADS * DIM, HIDDEN);
     bind_layer(m, "w1", "lora_a1", "lora_b1", KV * DIM, HIDDEN);
     bind_layer(m, "w2", "lora_a2", "lora_b2", KV * DIM, HIDDEN);
     bind_bias(m, "b0", HEADS * DIM);
     bind_bias(m, "b2", KV * DIM);
-    nbl__value q = nbl__graph_end(g), k = nbl__graph_output(g, "y1"), v = nbl__graph_output(g, "y2");
+    nbl__value q = nbl__graph_end(g), k = graph_output(g, "y1"), v = graph_output(g, "y2");
     q = nbl__graph_view(g, q, HEADS, DIM), k = nbl__graph_view(g, k, KV, DIM),
     v = nbl__graph_view(g, v, KV, DIM);
-    nbl__attention *attention = nbl__graph_begin(g, "attention", "attention");
+    nbl__attention *attention = graph_begin(g, "attention", "attention");
     attention->dtype = m->kind.dtype;
     attention->scale = 0.35f;
-    nbl__graph_bind(g, "q", q);
-    nbl__graph_bind(g, "k", k);
-    nbl__graph_bind(g, "v", v);
-    nbl__graph_bind(g, "cu_seqlens", m->cu_seqlens);
-    nbl__value result = nbl__graph_end(g), lse = nbl__graph_output(g, "lse");
+    graph_bind(g, "q", q);
+    graph_bind(g, "k", k);
+    graph_bind(g, "v", v);
+    graph_bind(g, "cu_seqlens", m->cu_seqlens);
+    nbl__value result = nbl__graph_end(g), lse = graph_output(g, "lse");
     if (m->kind.pinned) nbl__graph_pin(g, result), nbl__graph_pin(g, lse);
     nbl__value out = nbl__graph_view(g, result, HEADS * DIM, 0);
-    nbl__linear *o = nbl__graph_begin(g, "linear", "o");
+    nbl__linear *o = graph_begin(g, "linear", "o");
     o->dtype = m->kind.dtype;
-    nbl__graph_bind(g, "x", out);
+    graph_bind(g, "x", out);
     bind_layer(m, "w", "lora_a", "lora_b", HIDDEN, HEADS * DIM);
     bind_bias(m, "b", HIDDEN);
     x = norm(m, "post_norm", nbl__graph_end(g), residual);
-    nbl__mlp *mlp = nbl__graph_begin(g, "mlp", "mlp");
+    nbl__mlp *mlp = graph_begin(g, "mlp", "mlp");
     mlp->gate.dtype = m->kind.dtype;
-    nbl__graph_bind(g, "x", x);
+    graph_bind(g, "x", x);
     bind_layer(m, "gate", "gate.lora_a", "gate.lora_b", INNER, HIDDEN);
     bind_layer(m, "up", "up.lora_a", "up.lora_b", INNER, HIDDEN);
     bind_layer(m, "down", "down.lora_a", "down.lora_b", HIDDEN, INNER);
@@ -176,25 +176,27 @@ static void build(nbl_context *ctx, model *m, const kind *how, const nbl__plan_o
     m->labels = nbl__graph_value(g, NBL_KIND_INPUT, "labels", NBL_DTYPE_I32, 1, &tokens);
     m->cu_seqlens = nbl__graph_value(g, NBL_KIND_INPUT, "cu_seqlens", NBL_DTYPE_I32, 1, &two);
     m->seed = nbl__graph_value(g, NBL_KIND_INPUT, "dloss", NBL_DTYPE_F32, 1, &one);
-    nbl__embedding *e = nbl__graph_begin(g, "embedding", "embed");
+    nbl__embedding *e = graph_begin(g, "embedding", "embed");
     e->dtype = m->kind.dtype;
-    nbl__graph_bind(g, "ids", m->ids);
+    graph_bind(g, "ids", m->ids);
     nbl__value embedding = dense_weight(m, "embed", VOCAB, HIDDEN);
-    nbl__graph_bind(g, "w", embedding);
+    graph_bind(g, "w", embedding);
     nbl__value x = nbl__graph_end(g), residual = 0;
     for (int i = 0; i < LAYERS; i++) {
-        nbl__graph_enter(g, "layers.%d", i);
+        char scope[16];
+        snprintf(scope, sizeof scope, "layers.%d.", i);
+        nbl__graph_set_scope(g, scope);
         nbl__graph_set_layer(g, i);
         x = layer(m, x, &residual);
     }
-    nbl__graph_enter(g, "%s", "");
+    nbl__graph_set_scope(g, NULL);
     nbl__graph_set_layer(g, -1);
     x = norm(m, "norm", x, &residual);
-    nbl__cross_entropy *c = nbl__graph_begin(g, "cross_entropy", "loss");
+    nbl__cross_entropy *c = graph_begin(g, "cross_entropy", "loss");
     c->dtype = m->kind.dtype;
-    nbl__graph_bind(g, "x", x);
-    nbl__graph_bind(g, "w", how->tied ? embedding : dense_weight(m, "head", VOCAB, HIDDEN));
-    nbl__graph_bind(g, "labels", m->labels);
+    graph_bind(g, "x", x);
+    graph_bind(g, "w", how->tied ? embedding : dense_weight(m, "head", VOCAB, HIDDEN));
+    graph_bind(g, "labels", m->labels);
     m->loss = nbl__graph_end(g);
     nbl__info(g, m->loss)->kind = NBL_KIND_RESULT;
     assert_ok(ctx, nbl__graph_differentiate(g, m->loss, m->seed));
@@ -442,25 +444,25 @@ static nbl_status differentiate_through(nbl_context *ctx, model *m, const char *
     m->labels = nbl__graph_value(g, NBL_KIND_INPUT, "labels", NBL_DTYPE_I32, 1, &rows);
     m->seed = nbl__graph_value(g, NBL_KIND_INPUT, "dloss", NBL_DTYPE_F32, 1, &one);
     if (unused) parameter(m, "unused", HIDDEN, 0, true, 0, 1);
-    nbl__linear *linear = nbl__graph_begin(g, "linear", "project");
+    nbl__linear *linear = graph_begin(g, "linear", "project");
     linear->dtype = NBL_DTYPE_F32;
-    nbl__graph_bind(g, "x", x);
+    graph_bind(g, "x", x);
     bind_layer(m, "w", "lora_a", "lora_b", HIDDEN, HIDDEN);
     nbl__value y = nbl__graph_end(g);
     if (between) {
-        void *a = nbl__graph_begin(g, between, "between");
-        if (strcmp(between, "take_rows") == 0) nbl__graph_bind(g, "rows", taken);
+        void *a = graph_begin(g, between, "between");
+        if (strcmp(between, "take_rows") == 0) graph_bind(g, "rows", taken);
         else *(nbl_dtype *)a = NBL_DTYPE_F32; /* the first field of add, cast and scale */
         if (strcmp(between, "scale") == 0) ((nbl__scale *)a)->factor = 3;
-        nbl__graph_bind(g, strcmp(between, "add") == 0 ? "a" : "x", y);
-        if (strcmp(between, "add") == 0) nbl__graph_bind(g, "b", y);
+        graph_bind(g, strcmp(between, "add") == 0 ? "a" : "x", y);
+        if (strcmp(between, "add") == 0) graph_bind(g, "b", y);
         y = nbl__graph_end(g);
     }
-    nbl__cross_entropy *c = nbl__graph_begin(g, "cross_entropy", "loss");
+    nbl__cross_entropy *c = graph_begin(g, "cross_entropy", "loss");
     c->dtype = NBL_DTYPE_F32;
-    nbl__graph_bind(g, "x", y);
-    nbl__graph_bind(g, "w", dense_weight(m, "head", VOCAB, HIDDEN));
-    nbl__graph_bind(g, "labels", m->labels);
+    graph_bind(g, "x", y);
+    graph_bind(g, "w", dense_weight(m, "head", VOCAB, HIDDEN));
+    graph_bind(g, "labels", m->labels);
     m->loss = nbl__graph_end(g);
     nbl__info(g, m->loss)->kind = NBL_KIND_RESULT;
     m->ids = x;

@@ -1,6 +1,6 @@
 /* test_views.c - views of columns: a decoder with fused weights gives the bits of one whose weights are the
  * rows of the fused ones, however memory is planned; what has no gradient through columns is refused. */
-#include "support.h"
+#include "model/graph_by_name.h"
 
 #include <math.h>
 
@@ -56,10 +56,10 @@ static nbl__value linear(model *m, nbl__value x, uint32_t matrix, int64_t first,
                                     (int64_t[]){rows, columns});
     nbl__info(&m->g, w)->trained = true;
     m->weights[m->count++] = (weight){w, matrix, first, rows, columns};
-    nbl__linear *a = nbl__graph_begin(&m->g, "linear", "linear");
+    nbl__linear *a = graph_begin(&m->g, "linear", "linear");
     a->dtype = m->dtype;
-    nbl__graph_bind(&m->g, "x", x);
-    nbl__graph_bind(&m->g, "w", w);
+    graph_bind(&m->g, "x", x);
+    graph_bind(&m->g, "w", w);
     return nbl__graph_end(&m->g);
 }
 
@@ -79,10 +79,10 @@ static void projections(model *m, nbl__value x, uint32_t matrix, int64_t in, int
 
 static nbl__value rotate(model *m, nbl__value x)
 {
-    nbl__rope_apply *a = nbl__graph_begin(&m->g, "rope", "rope");
+    nbl__rope_apply *a = graph_begin(&m->g, "rope", "rope");
     a->dtype = m->dtype;
-    nbl__graph_bind(&m->g, "x", x);
-    nbl__graph_bind(&m->g, "positions", m->positions);
+    graph_bind(&m->g, "x", x);
+    graph_bind(&m->g, "positions", m->positions);
     return nbl__graph_end(&m->g);
 }
 
@@ -94,21 +94,21 @@ static nbl__value attention_of(model *m, nbl__value x, uint32_t matrix, nbl__val
     for (int i = 0; i < 3; i++) qkv[i] = nbl__graph_view(g, qkv[i], i ? KV : HEADS, DIM);
     qkv[0] = rotate(m, qkv[0]);
     qkv[1] = rotate(m, qkv[1]);
-    nbl__attention *attention = nbl__graph_begin(g, "attention", "attention");
+    nbl__attention *attention = graph_begin(g, "attention", "attention");
     attention->dtype = m->dtype;
-    nbl__graph_bind(g, "q", qkv[0]);
-    nbl__graph_bind(g, "k", qkv[1]);
-    nbl__graph_bind(g, "v", qkv[2]);
-    nbl__graph_bind(g, "cu_seqlens", m->cu_seqlens);
+    graph_bind(g, "q", qkv[0]);
+    graph_bind(g, "k", qkv[1]);
+    graph_bind(g, "v", qkv[2]);
+    graph_bind(g, "cu_seqlens", m->cu_seqlens);
     return nbl__graph_view(g, nbl__graph_end(g), Q, 0);
 }
 
 static nbl__value gated_of(model *m, nbl__value gate, nbl__value up)
 {
-    nbl__gated *a = nbl__graph_begin(&m->g, "gated", "gated");
+    nbl__gated *a = graph_begin(&m->g, "gated", "gated");
     a->dtype = m->dtype;
-    nbl__graph_bind(&m->g, "gate", gate);
-    nbl__graph_bind(&m->g, "up", up);
+    graph_bind(&m->g, "gate", gate);
+    graph_bind(&m->g, "up", up);
     return nbl__graph_end(&m->g);
 }
 
@@ -371,17 +371,17 @@ static void what_does_not_fit_is_refused_where_it_is_built(void **state)
     int64_t eight = 8;
     nbl__value w = nbl__graph_value(&m.g, NBL_KIND_PARAMETER, "w", NBL_DTYPE_F32, 1, &eight);
     nbl__value columns = nbl__graph_columns(&m.g, m.x, 8, 8);
-    nbl__rmsnorm *norm = nbl__graph_begin(&m.g, "rmsnorm", "norm");
+    nbl__rmsnorm *norm = graph_begin(&m.g, "rmsnorm", "norm");
     norm->dtype = NBL_DTYPE_F32;
-    nbl__graph_bind(&m.g, "x", columns);
-    nbl__graph_bind(&m.g, "w", w);
+    graph_bind(&m.g, "x", columns);
+    graph_bind(&m.g, "w", w);
     nbl__graph_end(&m.g);
     expect(ctx, &m, &(refusal){NBL_ERROR_SHAPE, {"rmsnorm", "x", "[20, 8]", "24"}});
     /* a weight */
     open_graph(ctx, &m, true, NBL_DTYPE_F32, TOKENS);
     columns = nbl__graph_columns(&m.g, m.x, 8, 8);
-    nbl__graph_begin(&m.g, "linear", "linear");
-    nbl__graph_bind(&m.g, "w", columns);
+    graph_begin(&m.g, "linear", "linear");
+    graph_bind(&m.g, "w", columns);
     expect(ctx, &m, &(refusal){NBL_ERROR_INTERNAL, {"linear", "columns"}});
     nbl_context_destroy(ctx);
 }

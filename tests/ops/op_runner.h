@@ -13,14 +13,6 @@
 static const nbl_dtype compute_dtypes[] = {NBL_DTYPE_F32, NBL_DTYPE_F16, NBL_DTYPE_BF16};
 static const double dtype_bounds[] = {1e-6, 6e-4, 5e-3}; /* one or two roundings */
 
-static inline nbl_context *context_of(const char *isa, int threads)
-{
-    if (isa) setenv("NIBBLE_ISA", isa, 1);
-    nbl_context *ctx = new_context_with(threads);
-    unsetenv("NIBBLE_ISA");
-    return ctx;
-}
-
 static inline void fill_random(nbl_tensor *t, uint32_t stream, float scale)
 {
     int64_t n = nbl__tensor_elements(t);

@@ -130,14 +130,6 @@ static void run_both(nbl_context *ctx, problem *p, const char *force)
     run_op(ctx, &nbl__attention_family.backward, &p->a, force);
 }
 
-static nbl_context *context_of(const char *isa, int threads)
-{
-    setenv("NIBBLE_ISA", isa, 1);
-    nbl_context *ctx = new_context_with(threads);
-    unsetenv("NIBBLE_ISA");
-    return ctx;
-}
-
 static const char *const levels[] = {"avx2", "avx512", "amx"};
 
 /* ---- the tiles against the reference ---- */

@@ -88,21 +88,6 @@ static void rows_may_lie_in_wider_rows(void **state)
     nbl_context_destroy(ctx);
 }
 
-/* The gradient of an input that may lie in wider rows may do so, too: autodiff relies on it. */
-static void inputs_and_their_gradients_take_strides_alike(void **state)
-{
-    (void)state;
-    for (int i = 0; nbl__family_at(i); i++) {
-        const nbl__family *family = nbl__family_at(i);
-        for (const nbl__slot *slot = family->slots; slot->name; slot++) {
-            if (slot->role != NBL_ROLE_GRADIENT && slot->role != NBL_ROLE_COTANGENT) continue;
-            const nbl__slot *of = nbl__slot_find(family, slot->of);
-            if (nbl__slot_is_weight(of) || of->strided == 0) continue;
-            assert_int_equal(slot->strided, of->strided);
-        }
-    }
-}
-
 static void run_with_scratch(nbl_context *ctx, const nbl__family *family, void *arguments)
 {
     const nbl__impl *impl;
@@ -261,7 +246,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_land_where_they_are_told_and_all_others_stay),
         cmocka_unit_test(rows_may_lie_in_wider_rows),
-        cmocka_unit_test(inputs_and_their_gradients_take_strides_alike),
         cmocka_unit_test(a_step_is_its_parts),
         cmocka_unit_test(rows_are_taken_in_any_order_and_more_than_once),
         cmocka_unit_test(no_rows_are_no_work),

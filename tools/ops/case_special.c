@@ -304,10 +304,10 @@ static const nbl__impl *const norm_cuda_impls[] = {&wrapped_norm_cuda, NULL};
 static const nbl__impl *const adamw_impls[] = {&wrapped_adamw_cpu, &wrapped_adamw_ref, NULL};
 static const nbl__impl *const norm_impls[] = {&wrapped_grad_norm_cpu, &wrapped_grad_norm_ref, NULL};
 static const nbl__family one_adamw_family = {
-    "adamw", sizeof(one_adamw), adamw_slots, adamw_attrs, {"adamw", infer_adamw, adamw_impls}, {0},
+    "adamw", sizeof(one_adamw), adamw_slots, adamw_attrs, {"adamw", infer_adamw, adamw_impls}, {0}, {0},
 };
 static const nbl__family one_norm_family = {
-    "grad_norm", sizeof(one_norm), norm_slots, norm_attrs, {"grad_norm", infer_norm, norm_impls}, {0},
+    "grad_norm", sizeof(one_norm), norm_slots, norm_attrs, {"grad_norm", infer_norm, norm_impls}, {0}, {0},
 };
 
 const nbl__family *case_family_at(int index)

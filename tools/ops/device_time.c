@@ -176,8 +176,8 @@ nbl_status device_dequantize(nbl_context *ctx, const nbl_weight *weight, nbl_dty
     static const nbl__slot slots[] = {
         NBL_SLOT(dequantizing, w, "w", WEIGHT, NULL), NBL_SLOT(dequantizing, y, "y", OUTPUT, NULL), {0}};
     static const nbl__attr attrs[] = {{0}};
-    static const nbl__family family = {"dequantize", sizeof(dequantizing),           slots,
-                                       attrs,        {"dequantize", no_infer, NULL}, {0}};
+    static const nbl__family family = {
+        "dequantize", sizeof(dequantizing), slots, attrs, {"dequantize", no_infer, NULL}, {0}, {0}};
     dequantizing a = {*weight, *out};
     int64_t n = nbl__tensor_elements(out), rows = n;
     if (weight->shape[weight->rank - 1] > 0) rows = n / weight->shape[weight->rank - 1];

@@ -16,6 +16,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "format/hf/module_names.h"
+
 /* ---- which tensors a model has ---- */
 
 enum {
@@ -43,9 +45,9 @@ typedef struct row {
 } row;
 
 static const row model_rows[] = {
-    {"token_embd.weight", "model.embed_tokens.weight", ALL, VOCABULARY, HIDDEN, MUST},
-    {"output_norm.weight", "model.norm.weight", ALL, HIDDEN, NONE, MUST},
-    {"output.weight", "lm_head.weight", ALL, VOCABULARY, HIDDEN, MAY},
+    {"token_embd.weight", NBL_WEIGHT_OF(NBL_MODULE_EMBEDDING), ALL, VOCABULARY, HIDDEN, MUST},
+    {"output_norm.weight", NBL_WEIGHT_OF(NBL_MODULE_NORM), ALL, HIDDEN, NONE, MUST},
+    {"output.weight", NBL_WEIGHT_OF(NBL_MODULE_HEAD), ALL, VOCABULARY, HIDDEN, MAY},
 };
 
 static const row layer_rows[] = {
@@ -220,7 +222,7 @@ static nbl_status map_tensors(nbl__gguf_model *m)
     for (int i = 0; i < MODEL_ROWS; i++)
         NBL_TRY(report_or_list(m, add(m, &model_rows[i], model_rows[i].gguf, "")));
     for (int64_t layer = 0; layer < m->layers && !nbl__problems_are_full(m->gguf->problems); layer++) {
-        (void)snprintf(prefix, sizeof prefix, "model.layers.%" PRId64 ".", layer);
+        (void)snprintf(prefix, sizeof prefix, NBL_MODULE_LAYERS "%" PRId64 ".", layer);
         for (int i = 0; i < LAYER_ROWS; i++) {
             if ((layer_rows[i].archs & 1 << m->arch) == 0) continue;
             (void)snprintf(gguf_name, sizeof gguf_name, "blk.%" PRId64 ".%s", layer, layer_rows[i].gguf);
@@ -386,7 +388,7 @@ static bool map_row(nbl__gguf_arch arch, const row *r, const char *layer, size_t
  * next dot. */
 bool nbl__gguf_mapping_of(nbl__gguf_arch arch, const char *hf_name, nbl__gguf_mapping *mapping)
 {
-    static const char lead[] = "model.layers.";
+    static const char lead[] = NBL_MODULE_LAYERS;
     for (int i = 0; i < MODEL_ROWS; i++)
         if (map_row(arch, &model_rows[i], "", 0, hf_name, mapping)) return true;
     if (strncmp(hf_name, lead, sizeof lead - 1) != 0) return false;

@@ -6,6 +6,7 @@
 #include "format/hf/config.h"
 
 #include "base/file/file.h"
+#include "format/hf/module_names.h"
 #include "tensor/dtype.h"
 
 enum { CONFIG_LIMIT = 16 << 20 };
@@ -222,8 +223,8 @@ void nbl__config_print_bitsandbytes(nbl__text *out, const nbl_quantize_options *
 
 void nbl__config_print_mxfp4(nbl__text *out)
 {
-    static const char *const plain[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router",
-                                        "model.embed_tokens", "lm_head"};
+    static const char *const plain[] = {NBL_MODULE_LAYERS "*.self_attn", NBL_MODULE_LAYERS "*.mlp.router",
+                                        NBL_MODULE_EMBEDDING, NBL_MODULE_HEAD};
     nbl__text_printf(out, "{\n    \"modules_to_not_convert\": ");
     print_list(out, plain, sizeof plain / sizeof *plain);
     nbl__text_printf(out, ",\n    \"quant_method\": \"mxfp4\"\n  }");

@@ -16,8 +16,15 @@
  */
 #include "format/hf/hf_linear.h"
 
+#include "format/hf/module_names.h"
+
 static const char transposed[] =
 #define TRANSPOSED(types) types " "
+#include "format/hf/hf_linear_rules.inc"
+    ;
+
+static const char renamed[] =
+#define RENAMED(types) types " "
 #include "format/hf/hf_linear_rules.inc"
     ;
 
@@ -130,9 +137,14 @@ const char *nbl__hf_refusal(const char *model_type)
                : "store several layers in one tensor, or one in several; quantising them is not supported";
 }
 
+bool nbl__hf_renames(const char *model_type)
+{
+    return model_type && is_listed(renamed, model_type);
+}
+
 bool nbl__hf_is_extra_layer(int64_t layers, const char *name)
 {
-    static const char *const stacks[] = {"model.layers.", "model.language_model.layers.",
+    static const char *const stacks[] = {NBL_MODULE_LAYERS, "model.language_model.layers.",
                                          "language_model.model.layers."};
     for (size_t i = 0; layers > 0 && i < sizeof stacks / sizeof *stacks; i++) {
         size_t n = strlen(stacks[i]);

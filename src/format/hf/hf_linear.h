@@ -28,6 +28,10 @@ nbl__linear_verdict nbl__hf_is_linear(const char *model_type, bool tied, const c
 /* The reason for REFUSE, to follow "models of type …". */
 const char *nbl__hf_refusal(const char *model_type);
 
+/* True if transformers renames modules of these models while loading: a name in the checkpoint is
+ * then not the module's name. */
+bool nbl__hf_renames(const char *model_type);
+
 /* True if the tensor belongs to a decoder layer with an index >= layers (num_hidden_layers; 0:
  * unknown, then false). Checkpoints keep the layers for multi-token prediction there. transformers
  * does not load them, so they are not quantized, whatever nbl__hf_is_linear says. */

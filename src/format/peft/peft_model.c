@@ -2,6 +2,8 @@
  * folder that is merged and a model that is exported. */
 #include "format/peft/peft.h"
 
+#include "format/hf/module_names.h"
+
 static const char weight[] = ".weight";
 
 static const nbl__peft_tensor *find(const nbl__peft_tensor *tensors, int64_t count, const char *name)
@@ -35,8 +37,8 @@ static nbl_status check_shapes(const nbl__peft *peft, nbl__arena *arena, const n
 nbl__peft_kind nbl__peft_kind_of(const char *name, int rank)
 {
     if (rank != 2) return NBL_PEFT_OTHER;
-    if (strcmp(name, "model.embed_tokens.weight") == 0) return NBL_PEFT_EMBEDDING;
-    return strcmp(name, "lm_head.weight") == 0 ? NBL_PEFT_HEAD : NBL_PEFT_LINEAR;
+    if (strcmp(name, NBL_WEIGHT_OF(NBL_MODULE_EMBEDDING)) == 0) return NBL_PEFT_EMBEDDING;
+    return strcmp(name, NBL_WEIGHT_OF(NBL_MODULE_HEAD)) == 0 ? NBL_PEFT_HEAD : NBL_PEFT_LINEAR;
 }
 
 nbl_status nbl__peft_list_targets(nbl__arena *arena, const nbl__peft_tensor *tensors, int64_t count,
@@ -78,9 +80,9 @@ nbl_status nbl__peft_check_tensors(const nbl__peft *peft, const nbl__peft_tensor
 bool nbl__peft_unties(const nbl__peft *peft)
 {
     if (nbl__peft_is_new(peft) &&
-        (nbl__peft_saves(peft->rules, "lm_head") || nbl__peft_saves(peft->rules, "model.embed_tokens")))
+        (nbl__peft_saves(peft->rules, NBL_MODULE_HEAD) || nbl__peft_saves(peft->rules, NBL_MODULE_EMBEDDING)))
         return true;
-    return nbl__peft_find(peft, "lm_head") || nbl__peft_find(peft, "model.embed_tokens") ||
-           nbl__peft_replacement_find(peft, "lm_head.weight") ||
-           nbl__peft_replacement_find(peft, "model.embed_tokens.weight");
+    return nbl__peft_find(peft, NBL_MODULE_HEAD) || nbl__peft_find(peft, NBL_MODULE_EMBEDDING) ||
+           nbl__peft_replacement_find(peft, NBL_WEIGHT_OF(NBL_MODULE_HEAD)) ||
+           nbl__peft_replacement_find(peft, NBL_WEIGHT_OF(NBL_MODULE_EMBEDDING));
 }

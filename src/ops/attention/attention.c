@@ -122,6 +122,29 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
     return NBL_OK;
 }
 
+/* Number of pairs (query, key) that the mask admits, over all sequences of a pack. */
+static double pairs(const nbl__attention *a)
+{
+    int64_t tokens = a->q.shape[0], sequences = nbl__max_i64(1, a->cu_seqlens.shape[0] - 1);
+    /* Sequences are taken as equally long; the sum is over the positions of one of them. */
+    int64_t length = nbl__ceil_div(tokens, sequences);
+    double sum = 0;
+    for (int64_t i = 0; i < length; i++) {
+        nbl__span span = nbl__attention_span(a->causal, a->window, i, length);
+        sum += (double)(span.end - span.first);
+    }
+    return sum * (double)tokens / (double)nbl__max_i64(1, length);
+}
+
+/* Forward: q·kᵀ and p·v, 4·dim per pair. Backward recomputes the scores and has four products:
+ * 10·dim. */
+static double flops(const void *arguments, bool backward)
+{
+    const nbl__attention *a = arguments;
+    double seen = pairs(a) * (double)a->q.shape[1], dim = (double)a->q.shape[2];
+    return backward ? seen * (10 * dim + 6) : seen * (4 * dim + 4);
+}
+
 static const nbl__slot slots[] = {
     /* backward reads q, k, v, out and lse: all are saved */
     NBL_KEPT_ROWS(nbl__attention, q, "q", INPUT, 3),
@@ -157,6 +180,7 @@ const nbl__family nbl__attention_family = {
     attrs,
     {"attention", infer_forward, forward_impls},
     {"attention_backward", infer_backward, backward_impls},
+    {.flops = flops},
 };
 
 /* ---- attention_decode ---- */
@@ -200,6 +224,16 @@ static nbl_status infer_decode(nbl_context *ctx, void *arguments)
     return NBL_OK;
 }
 
+/* One query per sequence against all cached keys, or those in the window. */
+static double decode_flops(const void *arguments, bool backward)
+{
+    const nbl__attention_decode *a = arguments;
+    int64_t length = a->k.shape[1];
+    (void)backward;
+    if (a->window > 0) length = nbl__min_i64(length, a->window);
+    return (double)(a->q.shape[0] * a->q.shape[1] * length) * (4 * (double)a->q.shape[2] + 4);
+}
+
 static const nbl__slot decode_slots[] = {
     NBL_SLOT_ROWS(nbl__attention_decode, q, "q", INPUT, NULL, 3),
     NBL_SLOT(nbl__attention_decode, k, "k", INPUT, NULL),
@@ -226,4 +260,5 @@ const nbl__family nbl__attention_decode_family = {
     decode_attrs,
     {"attention_decode", infer_decode, decode_impls},
     {0},
+    {.flops = decode_flops},
 };

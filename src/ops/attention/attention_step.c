@@ -73,8 +73,8 @@ static size_t scratch_of(const nbl_context *ctx, const void *arguments)
 }
 
 /* y = rope(x), with the step's cos and sin. */
-static nbl_status turn(const nbl__call *call, const nbl__attention_step *a, const nbl_tensor *x,
-                       const nbl_tensor *y)
+static nbl_status rotate(const nbl__call *call, const nbl__attention_step *a, const nbl_tensor *x,
+                         const nbl_tensor *y)
 {
     nbl__rope_apply rope = {.dtype = a->dtype, .x = *x, .cos = a->cos, .sin = a->sin, .y = *y};
     rope.rope.rotary_dim = 2 * a->cos.shape[1];
@@ -107,11 +107,20 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     rest.scratch_bytes -= p.used;
     /* The lengths are checked first, since they are offsets into the caches. */
     NBL_TRY(nbl__attention_check_lengths(call, &decode));
-    NBL_TRY(turn(call, a, &a->q, &p.q));
-    NBL_TRY(turn(call, a, &a->k, &p.k));
+    NBL_TRY(rotate(call, a, &a->q, &p.q));
+    NBL_TRY(rotate(call, a, &a->k, &p.k));
     NBL_TRY(keep(call, a, &p.k, &a->keys));
     NBL_TRY(keep(call, a, &a->v, &a->values));
     return nbl__attention_decode_ref.run(&rest, &decode);
+}
+
+/* attention_decode, and RoPE of q and k at 3 operations per element. */
+static double flops(const void *arguments, bool backward)
+{
+    const nbl__attention_step *a = arguments;
+    nbl__attention_decode decode = nbl__attention_of_step(a, &a->q);
+    double rotated = 3 * (double)(nbl__tensor_elements(&a->q) + nbl__tensor_elements(&a->k));
+    return nbl__attention_decode_family.cost.flops(&decode, backward) + rotated;
 }
 
 static const nbl__slot slots[] = {
@@ -138,4 +147,5 @@ static const nbl__impl ref = {"attention_step_ref", NBL_ISA_SCALAR, NULL, scratc
 static const nbl__impl *const impls[] = {&ref, NULL};
 const nbl__family nbl__attention_step_family = {
     "attention_step", sizeof(nbl__attention_step), slots, attrs, {"attention_step", infer, impls}, {0},
+    {.flops = flops},
 };

@@ -54,6 +54,20 @@ static nbl_status run_write(const nbl__call *call, const void *arguments)
     return NBL_OK;
 }
 
+static double bytes_of(const nbl_tensor *t)
+{
+    uint64_t bytes = 0;
+    nbl__dtype_bytes(t->dtype, (uint64_t)nbl__tensor_elements(t), &bytes);
+    return (double)bytes;
+}
+
+/* The cache gets as many bytes as the call reads. */
+static double write_bytes(const void *arguments, const nbl__slot *slot, double all)
+{
+    const nbl__kv_write *a = arguments;
+    return slot->offset == offsetof(nbl__kv_write, cache) ? bytes_of(&a->x) + bytes_of(&a->rows) : all;
+}
+
 static const nbl__slot write_slots[] = {
     NBL_SLOT_ROWS(nbl__kv_write, x, "x", INPUT, NULL, 3),
     NBL_SLOT(nbl__kv_write, rows, "rows", INPUT, NULL),
@@ -64,7 +78,13 @@ static const nbl__attr no_attrs[] = {{0}};
 static const nbl__impl write_ref = {"kv_write_ref", NBL_ISA_SCALAR, NULL, NULL, run_write};
 static const nbl__impl *const write_impls[] = {&write_ref, NULL};
 const nbl__family nbl__kv_write_family = {
-    "kv_write", sizeof(nbl__kv_write), write_slots, no_attrs, {"kv_write", infer_write, write_impls}, {0},
+    "kv_write",
+    sizeof(nbl__kv_write),
+    write_slots,
+    no_attrs,
+    {"kv_write", infer_write, write_impls},
+    {0},
+    {.moves = true, .slot_bytes = write_bytes},
 };
 
 /* ---- take_rows ---- */
@@ -101,5 +121,6 @@ static const nbl__slot take_slots[] = {
 static const nbl__impl take_ref = {"take_rows_ref", NBL_ISA_SCALAR, NULL, NULL, run_take};
 static const nbl__impl *const take_impls[] = {&take_ref, NULL};
 const nbl__family nbl__take_rows_family = {
-    "take_rows", sizeof(nbl__take_rows), take_slots, no_attrs, {"take_rows", infer_take, take_impls}, {0},
+    "take_rows", sizeof(nbl__take_rows), take_slots, no_attrs, {"take_rows", infer_take, take_impls},
+    {0},         {.moves = true},
 };

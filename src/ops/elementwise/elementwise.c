@@ -74,6 +74,7 @@ const nbl__family nbl__add_family = {
     add_attrs,
     {"add", infer_add, add_impls},
     {"add_backward", infer_add_backward, add_backward_impls},
+    {.forward = 1, .repeat = NBL_REPEAT_CHEAP},
 };
 
 /* ---- cast ---- */
@@ -116,6 +117,7 @@ const nbl__family nbl__cast_family = {
     cast_attrs,
     {"cast", infer_cast, cast_impls},
     {"cast_backward", infer_cast_backward, cast_backward_impls},
+    {.moves = true, .repeat = NBL_REPEAT_CHEAP},
 };
 
 /* ---- scale ---- */
@@ -160,6 +162,7 @@ const nbl__family nbl__scale_family = {
     scale_attrs,
     {"scale", infer_scale, scale_impls},
     {"scale_backward", infer_scale_backward, scale_backward_impls},
+    {.forward = 1, .backward = 1, .repeat = NBL_REPEAT_CHEAP},
 };
 
 /* ---- gated ---- */
@@ -211,6 +214,7 @@ const nbl__family nbl__gated_family = {
     gated_attrs,
     {"gated", infer_gated, gated_impls},
     {"gated_backward", infer_gated_backward, gated_backward_impls},
+    {.forward = 5, .backward = 10, .repeat = NBL_REPEAT_WIDE},
 };
 
 /* ---- check_finite ---- */
@@ -252,9 +256,12 @@ static const nbl__slot finite_slots[] = {
 static const nbl__attr finite_attrs[] = {{0}};
 #define FINITE_ROWS(X) X(check_finite_cpu) X(check_finite_ref)
 NBL_IMPLS(finite_impls, FINITE_ROWS);
-const nbl__family nbl__check_finite_family = {"check_finite",
-                                              sizeof(nbl__finite),
-                                              finite_slots,
-                                              finite_attrs,
-                                              {"check_finite", infer_finite, finite_impls},
-                                              {0}};
+const nbl__family nbl__check_finite_family = {
+    "check_finite",
+    sizeof(nbl__finite),
+    finite_slots,
+    finite_attrs,
+    {"check_finite", infer_finite, finite_impls},
+    {0},
+    {.moves = true},
+};

@@ -55,6 +55,15 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
     return NBL_OK;
 }
 
+/* Of w, at most one row per token. */
+static double slot_bytes(const void *arguments, const nbl__slot *slot, double all)
+{
+    const nbl__embedding *a = arguments;
+    if (!nbl__slot_is_weight(slot)) return all;
+    double rows = a->ids.rank > 0 ? (double)nbl__tensor_elements(&a->ids) : 0;
+    return rows < (double)a->w.shape[0] ? floor(all * (rows / (double)a->w.shape[0])) : all;
+}
+
 static const nbl__slot slots[] = {
     NBL_KEPT(nbl__embedding, ids, "ids", INPUT),       NBL_SLOT(nbl__embedding, w, "w", WEIGHT, NULL),
     NBL_SLOT(nbl__embedding, y, "y", OUTPUT, NULL),    NBL_SLOT(nbl__embedding, dy, "dy", COTANGENT, "y"),
@@ -78,4 +87,5 @@ const nbl__family nbl__embedding_family = {
     attrs,
     {"embedding", infer_forward, forward_impls},
     {"embedding_backward", infer_backward, backward_impls},
+    {.forward = 1, .backward = 1, .slot_bytes = slot_bytes},
 };

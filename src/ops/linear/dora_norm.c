@@ -32,6 +32,15 @@ static nbl_status infer(nbl_context *ctx, void *arguments)
     return nbl__check_dims(ctx, op, "w_norm2", &a->w_norm2, 1, &out);
 }
 
+/* Row i: ‖Wi‖² + 2s·(W·Aᵀ)i·Bi + s²·Bi·(A·Aᵀ)·Biᵀ. */
+static double flops(const void *arguments, bool backward)
+{
+    const nbl__dora_norm *a = arguments;
+    double out = (double)a->w.shape[0], in = (double)a->w.shape[1], rank = (double)a->lora_a.shape[0];
+    (void)backward;
+    return 2 * in * out * (rank + 1) + 2 * rank * rank * (in + out) + 4 * rank * out;
+}
+
 static const nbl__slot slots[] = {
     NBL_SLOT(nbl__dora_norm, w, "w", WEIGHT, NULL),
     NBL_SLOT(nbl__dora_norm, lora_a, "lora_a", INPUT, NULL),
@@ -49,5 +58,5 @@ static const nbl__attr attrs[] = {
 #define ROWS(X) X(dora_norm_cpu) X(dora_norm_ref)
 NBL_IMPLS(impls, ROWS);
 const nbl__family nbl__dora_norm_family = {
-    "dora_norm", sizeof(nbl__dora_norm), slots, attrs, {"dora_norm", infer, impls}, {0},
+    "dora_norm", sizeof(nbl__dora_norm), slots, attrs, {"dora_norm", infer, impls}, {0}, {.flops = flops},
 };

@@ -153,6 +153,34 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 /* The bias is not kept: backward does not read it. */
+/* ---- cost ---- */
+
+double nbl__linear_forward_flops(const nbl__linear *a, double tokens)
+{
+    double in = (double)a->w.shape[1], out = (double)a->w.shape[0], rank = (double)nbl__linear_rank(a);
+    return 2 * tokens * (in * out + rank * (in + out)) + (nbl__given(&a->magnitude) ? tokens * out : 0);
+}
+
+double nbl__linear_backward_flops(const nbl__linear *a, double tokens, bool dx)
+{
+    double in = (double)a->w.shape[1], out = (double)a->w.shape[0], rank = (double)nbl__linear_rank(a);
+    bool trains_adapter = a->dlora_a.data != NULL;
+    double flops = dx ? 2 * tokens * (in * out + rank * in) : 0;
+    if (rank > 0 && (dx || trains_adapter)) flops += 2 * tokens * out * rank;
+    if (trains_adapter) flops += 2 * tokens * rank * (2 * in + out);
+    if (nbl__given(&a->magnitude)) flops += tokens * out;
+    if (a->dmagnitude.data != NULL) flops += 2 * tokens * out * (in + rank + 1);
+    return flops;
+}
+
+static double flops(const void *arguments, bool backward)
+{
+    const nbl__linear *a = arguments;
+    double tokens = (double)nbl__tensor_rows(&a->x);
+    return backward ? nbl__linear_backward_flops(a, tokens, a->dx.data != NULL)
+                    : nbl__linear_forward_flops(a, tokens);
+}
+
 static const nbl__slot slots[] = {
     NBL_KEPT_ROWS(nbl__linear, x, "x", INPUT, 2),
     NBL_KEPT(nbl__linear, w, "w", WEIGHT),
@@ -198,4 +226,5 @@ const nbl__family nbl__linear_family = {
     attrs,
     {"linear", infer_forward, forward_impls},
     {"linear_backward", infer_backward, backward_impls},
+    {.flops = flops},
 };

@@ -49,6 +49,20 @@ static inline int64_t nbl__linear_rank(const nbl__linear *a)
     return nbl__given(&a->lora_a) ? a->lora_a.shape[0] : 0;
 }
 
+/* Floating-point operations of one layer (nbl__cost), as f64. Notation: T tokens, I = in, O = out,
+ * r = rank. `tokens` and `dx` are given, because layers of a group share x.
+ *
+ * Forward: y = x·Wᵀ + s·(x·Aᵀ)·Bᵀ, 2·T·(I·O + r·(I + O)); with DoRA one more factor per output.
+ *
+ * Backward, without the terms that are linear in T·O:
+ *
+ *     dx = dy·W + u·A        2·T·(I·O + r·I), where u = s·dy·B costs 2·T·O·r
+ *     dA = uᵀ·x              2·T·r·I
+ *     dB = dyᵀ·t             2·T·r·O, where t = s·x·Aᵀ is recomputed: 2·T·r·I
+ *     dmagnitude             needs y again: 2·T·O·(I + r + 1) */
+double nbl__linear_forward_flops(const nbl__linear *a, double tokens);
+double nbl__linear_backward_flops(const nbl__linear *a, double tokens, bool dx);
+
 /* Does forward multiply int8 codes (LLM.int8)? */
 static inline bool nbl__linear_by_codes(const nbl__linear *a)
 {

@@ -97,6 +97,18 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
     return NBL_OK;
 }
 
+/* The sum of the members, which share x. */
+static double flops(const void *arguments, bool backward)
+{
+    const nbl__linear_group *g = arguments;
+    double sum = 0, tokens = (double)nbl__tensor_rows(&g->members[0].x);
+    bool dx = g->members[0].dx.data != NULL;
+    for (int i = 0; i < g->count; i++)
+        sum += backward ? nbl__linear_backward_flops(&g->members[i], tokens, dx)
+                        : nbl__linear_forward_flops(&g->members[i], tokens);
+    return sum;
+}
+
 /* Slots of member i: the names of linear with the number behind them ("lora_a1"). */
 #define SLOT(i, field, name, role, of) NBL_SLOT(nbl__linear_group, members[i].field, name #i, role, of)
 #define ROWS(i, field, name, role, of)                                                                       \
@@ -151,4 +163,5 @@ const nbl__family nbl__linear_group_family = {
     attrs,
     {"linear_group", infer_forward, forward_impls},
     {"linear_group_backward", infer_backward, backward_impls},
+    {.flops = flops},
 };

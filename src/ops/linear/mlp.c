@@ -3,6 +3,7 @@
  * of its own (linear.c). */
 #include "ops/linear/mlp.h"
 
+#include "ops/elementwise/elementwise.h"
 #include "ops/families.h"
 #include "ops/linear/cpu/linear_rows.h"
 
@@ -123,6 +124,21 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
     return NBL_OK;
 }
 
+/* If gate and up were not saved (`keep` is false), backward recomputes both. */
+static double flops(const void *arguments, bool backward)
+{
+    const nbl__mlp *m = arguments;
+    double tokens = (double)nbl__tensor_rows(&m->gate.x);
+    /* open: gate and up; between: activation and product, about 5 operations per element */
+    double open = nbl__linear_forward_flops(&m->gate, tokens) + nbl__linear_forward_flops(&m->up, tokens);
+    double between = 5 * tokens * (double)m->gate.w.shape[0];
+    if (!backward) return open + between + nbl__linear_forward_flops(&m->down, tokens);
+    bool dx = m->gate.dx.data != NULL;
+    return (m->keep ? 0 : open) + 3 * between + nbl__linear_backward_flops(&m->gate, tokens, dx) +
+           nbl__linear_backward_flops(&m->up, tokens, dx) +
+           nbl__linear_backward_flops(&m->down, tokens, true);
+}
+
 /* Slots of a part: its name before the names of linear ("gate.lora_a"). Shared tensors are
  * gate's. */
 #define SLOT(part, field, name, role, of) NBL_SLOT(nbl__mlp, part.field, name, role, of)
@@ -150,10 +166,9 @@ static const nbl__slot slots[] = {
     SLOT(gate, dx, "dx", GRADIENT, "x"),
     {0},
 };
-static const char *const acts[] = {"silu", "gelu", "gelu_tanh", NULL};
 static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__mlp, gate.dtype, "dtype", DTYPE, 0),
-    NBL_ATTR_OF_WORDS(nbl__mlp, act, "act", acts),
+    NBL_ATTR_OF_WORDS(nbl__mlp, act, "act", nbl__act_words),
     NBL_ATTR(nbl__mlp, gate.scale, "scale", FLOAT, 1),
     NBL_ATTR(nbl__mlp, up.scale, "up.scale", FLOAT, 0),
     NBL_ATTR(nbl__mlp, down.scale, "down.scale", FLOAT, 0),
@@ -181,4 +196,5 @@ const nbl__family nbl__mlp_family = {
     attrs,
     {"mlp", infer_forward, forward_impls},
     {"mlp_backward", infer_backward, backward_impls},
+    {.flops = flops},
 };

@@ -5,6 +5,7 @@
  * makes these nodes only for a device that has one. */
 #include "ops/linear/norm_linear.h"
 
+#include "ops/elementwise/elementwise.h"
 #include "ops/families.h"
 
 nbl__linear_group nbl__norm_linear_group_layers(const nbl__norm_linear_group *a)
@@ -76,6 +77,25 @@ static const nbl__impl mlp_ref = {"norm_mlp_ref", NBL_ISA_SCALAR, NULL, mlp_scra
 static const nbl__impl *const group_impls[] = {&group_ref, NULL};
 static const nbl__impl *const mlp_impls[] = {&mlp_ref, NULL};
 
+/* ---- cost: the sum of the parts ---- */
+
+static double norm_flops(const nbl__rmsnorm *norm)
+{
+    return norm->y.rank > 0 ? NBL_RMSNORM_FLOPS * (double)nbl__tensor_elements(&norm->y) : 0;
+}
+
+static double group_flops(const void *arguments, bool backward)
+{
+    const nbl__norm_linear_group *a = arguments;
+    return norm_flops(&a->norm) + nbl__linear_group_family.cost.flops(&a->layers, backward);
+}
+
+static double mlp_flops(const void *arguments, bool backward)
+{
+    const nbl__norm_mlp *a = arguments;
+    return norm_flops(&a->norm) + nbl__mlp_family.cost.flops(&a->layers, backward);
+}
+
 /* ---- slots and attributes ---- */
 
 /* Slots of the norm. "normed" is y of the norm and x of the layers. */
@@ -105,12 +125,10 @@ static const nbl__slot mlp_slots[] = {
     {0},
 };
 
-static const char *const rounds[] = {"before_weight", "after_weight", NULL};
-static const char *const acts[] = {"silu", "gelu", "gelu_tanh", NULL};
 #define NORM_ATTRS(type)                                                                                     \
     NBL_ATTR(type, norm.dtype, "dtype", DTYPE, 0), NBL_ATTR(type, norm.eps, "eps", FLOAT, 1e-6),             \
         NBL_ATTR(type, norm.offset, "offset", FLOAT, 0),                                                     \
-        NBL_ATTR_OF_WORDS(type, norm.round, "round", rounds)
+        NBL_ATTR_OF_WORDS(type, norm.round, "round", nbl__norm_round_words)
 static const nbl__attr group_attrs[] = {
     NORM_ATTRS(nbl__norm_linear_group),
     NBL_ATTR(nbl__norm_linear_group, layers.members[0].threshold, "threshold", FLOAT, 6),
@@ -119,7 +137,7 @@ static const nbl__attr group_attrs[] = {
 };
 static const nbl__attr mlp_attrs[] = {
     NORM_ATTRS(nbl__norm_mlp),
-    NBL_ATTR_OF_WORDS(nbl__norm_mlp, layers.act, "act", acts),
+    NBL_ATTR_OF_WORDS(nbl__norm_mlp, layers.act, "act", nbl__act_words),
     NBL_ATTR(nbl__norm_mlp, layers.gate.threshold, "threshold", FLOAT, 6),
     NBL_ATTR(nbl__norm_mlp, layers.gate.dequantized, "decoded", FLAG, 0),
     {0},
@@ -132,7 +150,9 @@ const nbl__family nbl__norm_linear_group_family = {
     group_attrs,
     {"norm_linear_group", infer_group, group_impls},
     {0},
+    {.flops = group_flops},
 };
 const nbl__family nbl__norm_mlp_family = {
-    "norm_mlp", sizeof(nbl__norm_mlp), mlp_slots, mlp_attrs, {"norm_mlp", infer_mlp, mlp_impls}, {0},
+    "norm_mlp", sizeof(nbl__norm_mlp), mlp_slots, mlp_attrs, {"norm_mlp", infer_mlp, mlp_impls},
+    {0},        {.flops = mlp_flops},
 };

@@ -49,5 +49,5 @@ static const nbl__attr attrs[] = {{0}};
 static const nbl__impl ref = {"argmax_ref", NBL_ISA_SCALAR, NULL, NULL, run};
 static const nbl__impl *const impls[] = {&ref, NULL};
 const nbl__family nbl__argmax_family = {
-    "argmax", sizeof(nbl__argmax), slots, attrs, {"argmax", infer, impls}, {0},
+    "argmax", sizeof(nbl__argmax), slots, attrs, {"argmax", infer, impls}, {0}, {.forward = 1},
 };

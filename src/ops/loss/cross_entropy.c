@@ -113,6 +113,17 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
     return NBL_OK;
 }
 
+/* The product of the output head, 2·logits·hidden. Backward recomputes it unless forward
+ * computed dx too. */
+static double flops(const void *arguments, bool backward)
+{
+    const nbl__cross_entropy *a = arguments;
+    double logits = (double)nbl__tensor_rows(&a->x) * (double)a->w.shape[0], hidden = (double)a->w.shape[1];
+    if (a->grad_in_forward && backward) return (double)nbl__tensor_elements(&a->x);
+    double products = !backward ? 1 + a->grad_in_forward : 1 + (a->dx.data != NULL) + (a->dw.data != NULL);
+    return logits * (2 * hidden * products + (a->softcap > 0 ? 8 : 4));
+}
+
 static const char *const reductions[] = {"mean", "none", NULL};
 static const nbl__slot slots[] = {
     NBL_KEPT(nbl__cross_entropy, x, "x", INPUT),
@@ -149,4 +160,5 @@ const nbl__family nbl__cross_entropy_family = {
     attrs,
     {"cross_entropy", infer_forward, forward_impls},
     {"cross_entropy_backward", infer_backward, backward_impls},
+    {.flops = flops},
 };

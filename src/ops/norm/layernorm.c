@@ -75,4 +75,5 @@ const nbl__family nbl__layernorm_family = {
     attrs,
     {"layernorm", infer_forward, forward_impls},
     {"layernorm_backward", infer_backward, backward_impls},
+    {.forward = 8, .backward = 14, .repeat = NBL_REPEAT_CHEAP},
 };

@@ -126,12 +126,11 @@ static const nbl__slot slots[] = {
     NBL_SLOT_ROWS(nbl__norm_rope, dx, "dx", GRADIENT, "x", 3),
     {0},
 };
-static const char *const rounds[] = {"before_weight", "after_weight", NULL};
 static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__norm_rope, dtype, "dtype", DTYPE, 0),
     NBL_ATTR(nbl__norm_rope, eps, "eps", FLOAT, 1e-6),
     NBL_ATTR(nbl__norm_rope, offset, "offset", FLOAT, 0),
-    NBL_ATTR_OF_WORDS(nbl__norm_rope, round, "round", rounds),
+    NBL_ATTR_OF_WORDS(nbl__norm_rope, round, "round", nbl__norm_round_words),
     {0},
 };
 static const nbl__impl forward_ref = {"norm_rope_ref", NBL_ISA_SCALAR, NULL, scratch_of, run_forward};
@@ -146,4 +145,5 @@ const nbl__family nbl__norm_rope_family = {
     attrs,
     {"norm_rope", infer_forward, forward_impls},
     {"norm_rope_backward", infer_backward, backward_impls},
+    {.forward = 8, .backward = 12, .repeat = NBL_REPEAT_CHEAP},
 };

@@ -60,12 +60,12 @@ static const nbl__slot slots[] = {
     NBL_SLOT(nbl__rmsnorm, dw, "dw", GRADIENT, "w"),
     {0},
 };
-static const char *const rounds[] = {"before_weight", "after_weight", NULL};
+const char *const nbl__norm_round_words[] = {"before_weight", "after_weight", NULL};
 static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__rmsnorm, dtype, "dtype", DTYPE, 0),
     NBL_ATTR(nbl__rmsnorm, eps, "eps", FLOAT, 1e-6),
     NBL_ATTR(nbl__rmsnorm, offset, "offset", FLOAT, 0),
-    NBL_ATTR_OF_WORDS(nbl__rmsnorm, round, "round", rounds),
+    NBL_ATTR_OF_WORDS(nbl__rmsnorm, round, "round", nbl__norm_round_words),
     NBL_ATTR(nbl__rmsnorm, accumulate, "accumulate", FLAG, 0),
     {0},
 };
@@ -83,4 +83,5 @@ const nbl__family nbl__rmsnorm_family = {
     attrs,
     {"rmsnorm", infer_forward, forward_impls},
     {"rmsnorm_backward", infer_backward, backward_impls},
+    {.forward = NBL_RMSNORM_FLOPS, .backward = 9, .repeat = NBL_REPEAT_CHEAP},
 };

@@ -21,6 +21,10 @@
 
 typedef nbl_rmsnorm nbl__rmsnorm;
 
+extern const char *const nbl__norm_round_words[]; /* of nbl_norm_round, in its order */
+
+enum { NBL_RMSNORM_FLOPS = 5 }; /* of forward, per element (nbl__cost) */
+
 /* The arguments as backward reads them: h is residual_out if that is given, so
  * that neither x nor residual needs to be kept. Otherwise backward adds them
  * again. */

@@ -76,5 +76,5 @@ static const nbl__attr no_attrs[] = {{0}};
 #define ROWS(X) X(adamw_cpu) X(adamw_ref)
 NBL_IMPLS(impls, ROWS);
 const nbl__family nbl__adamw_family = {
-    "adamw", sizeof(nbl__adamw), no_slots, no_attrs, {"adamw", infer, impls}, {0},
+    "adamw", sizeof(nbl__adamw), no_slots, no_attrs, {"adamw", infer, impls}, {0}, {.forward = 12},
 };

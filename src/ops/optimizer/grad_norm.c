@@ -24,5 +24,5 @@ static const nbl__attr no_attrs[] = {{0}};
 #define ROWS(X) X(grad_norm_cpu) X(grad_norm_ref)
 NBL_IMPLS(impls, ROWS);
 const nbl__family nbl__grad_norm_family = {
-    "grad_norm", sizeof(nbl__grad_norm), no_slots, no_attrs, {"grad_norm", infer, impls}, {0},
+    "grad_norm", sizeof(nbl__grad_norm), no_slots, no_attrs, {"grad_norm", infer, impls}, {0}, {.forward = 2},
 };

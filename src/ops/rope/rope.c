@@ -45,7 +45,7 @@ static const nbl__attr table_attrs[] = {
 NBL_IMPLS(table_impls, TABLE_ROWS);
 const nbl__family nbl__rope_table_family = {
     "rope_table", sizeof(nbl__rope_table), table_slots, table_attrs, {"rope_table", infer_table, table_impls},
-    {0},
+    {0},          {.forward = 2},
 };
 
 /* ---- rope ---- */
@@ -128,4 +128,5 @@ const nbl__family nbl__rope_family = {
     attrs,
     {"rope", infer_forward, forward_impls},
     {"rope_backward", infer_backward, backward_impls},
+    {.forward = 3, .backward = 3, .repeat = NBL_REPEAT_CHEAP},
 };

@@ -116,31 +116,6 @@ static bool stands_alone(const char *text, size_t size, size_t begin, size_t end
     return true;
 }
 
-/* Returns the offset where the white space that ends at `at` begins. */
-static size_t spaces_before(const char *text, size_t at)
-{
-    while (at > 0) {
-        uint32_t c;
-        const char *last = nbl__char_back(text, text + at);
-        nbl__char_get(last, &c);
-        if (!nbl__char_is_space(c)) break;
-        at = (size_t)(last - text);
-    }
-    return at;
-}
-
-/* Returns the offset where the white space that begins at `at` ends. */
-static size_t spaces_after(const char *text, size_t size, size_t at)
-{
-    while (at < size) {
-        uint32_t c;
-        int n = nbl__char_get(text + at, &c);
-        if (!nbl__char_is_space(c)) break;
-        at += (size_t)n;
-    }
-    return at;
-}
-
 /* Appends the piece [begin, end) unless it is empty. `origin` is relative to the whole text. */
 static nbl_status add_piece(nbl_context *ctx, nbl__pieces *pieces, size_t begin, size_t end, size_t origin,
                             int32_t id)
@@ -170,10 +145,10 @@ nbl_status nbl__added_split(const nbl__added_tokens *a, bool normalized, const c
         at = end;
         if (token->single_word && !stands_alone(text, size, begin, end)) continue;
         if (token->left_strip) {
-            begin = spaces_before(text, begin);
+            begin = nbl__spaces_before(text, begin);
             if (begin < done) begin = done;
         }
-        if (token->right_strip) end = spaces_after(text, size, end);
+        if (token->right_strip) end = nbl__spaces_after(text, size, end);
         /* The previous token's right_strip took the white space that contains this token, so the
          * token is dropped. Upstream aborts here. */
         if (begin > end) continue;

@@ -113,19 +113,8 @@ static nbl_status copy(const nbl__normal *in, size_t begin, size_t end, nbl__sin
 /* Removes white space at the ends. */
 static nbl_status strip(const nbl__normalizer *step, const nbl__normal *in, nbl__sink *out)
 {
-    size_t begin = 0, end = in->size;
-    uint32_t c;
-    while (step->left && begin < end) {
-        int n = nbl__char_get(in->text + begin, &c);
-        if (!nbl__char_is_space(c)) break;
-        begin += (size_t)n;
-    }
-    while (step->right && end > begin) {
-        const char *last = nbl__char_back(in->text, in->text + end);
-        nbl__char_get(last, &c);
-        if (!nbl__char_is_space(c)) break;
-        end = (size_t)(last - in->text);
-    }
+    size_t begin = step->left ? nbl__spaces_after(in->text, in->size, 0) : 0, end = in->size;
+    if (step->right) end = begin + nbl__spaces_before(in->text + begin, end - begin);
     return copy(in, begin, end, out);
 }
 

@@ -10,6 +10,8 @@
 
 #include <utf8proc.h>
 
+#include "text/chars.h"
+
 /* Finds the first range that ends at or after c; the set contains c if this range begins at or
  * before it. */
 bool nbl__char_in(const nbl__char_set *set, uint32_t c)
@@ -114,4 +116,27 @@ bool nbl__char_grapheme_break(uint32_t before, uint32_t after, int32_t *state)
 {
     return utf8proc_grapheme_break_stateful((utf8proc_int32_t)nbl__char_standin_of(before),
                                             (utf8proc_int32_t)nbl__char_standin_of(after), state);
+}
+
+size_t nbl__spaces_before(const char *text, size_t at)
+{
+    while (at > 0) {
+        uint32_t c;
+        const char *last = nbl__char_back(text, text + at);
+        nbl__char_get(last, &c);
+        if (!nbl__char_is_space(c)) break;
+        at = (size_t)(last - text);
+    }
+    return at;
+}
+
+size_t nbl__spaces_after(const char *text, size_t size, size_t at)
+{
+    while (at < size) {
+        uint32_t c;
+        int n = nbl__char_get(text + at, &c);
+        if (!nbl__char_is_space(c)) break;
+        at += (size_t)n;
+    }
+    return at;
 }

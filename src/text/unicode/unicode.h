@@ -12,6 +12,7 @@
 #define NBL_UNICODE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* A range of characters, both ends included. Tables are sorted, so that look-ups are binary
@@ -58,6 +59,10 @@ static inline bool nbl__char_is_space(uint32_t c)
     return c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 ||
            c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
+/* The offset where the white space that ends at `at` begins. */
+size_t nbl__spaces_before(const char *text, size_t at);
+/* The offset where the white space that begins at `at` ends; `size` bytes of text. */
+size_t nbl__spaces_after(const char *text, size_t size, size_t at);
 /* \w of the regex crate. */
 static inline bool nbl__char_is_word(uint32_t c)
 {

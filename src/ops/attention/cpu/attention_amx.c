@@ -206,7 +206,7 @@ static TARGET_AMX void forward_block(const nbl__attention_job *job, int64_t bloc
         pack_transposed(&a->k, b->first + b->n - rest, it.key_head, rest, it.rest_k);
         pack_paired(&a->v, b->first + b->n - rest, it.key_head, rest, it.rest_v);
     }
-    _tile_loadconfig(&amx_config);
+    _tile_loadconfig(&nbl__amx_tiles);
     for (int64_t from = seen.first / KEYS * KEYS; from < seen.end; from += KEYS) {
         bool non_finite = false;
         for (int64_t part = from; part < nbl__min_i64(from + KEYS, b->n); part += BLOCK)

@@ -21,6 +21,7 @@
 
 #include "ops/attention/cpu/attention_tile.h"
 #include "ops/attention/cpu/attention_vmath.h"
+#include "ops/common/amx_tiles.h"
 
 #define TARGET_AMX NBL_TARGET_AMX
 
@@ -30,16 +31,6 @@ enum {
     PANEL = 32,
     BLOCK = NBL_ATTENTION_BLOCK
 };
-
-/* The operand of ldtilecfg, laid out by the instruction: palette 1, all tiles 16
- * rows of 64 bytes. */
-typedef struct tile_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} tile_config;
-static const tile_config amx_config = {
-    .palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 
 /* D padded to whole panels. */
 static inline int64_t padded(int64_t size)

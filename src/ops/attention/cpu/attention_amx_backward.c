@@ -396,7 +396,7 @@ TARGET_AMX void nbl__attention_backward_amx(const nbl__attention_job *job, int64
     memset(kb.dk, 0, (size_t)(BLOCK * (kb.wide + 16)) * sizeof *kb.dk);
     memset(kb.dv, 0, (size_t)(BLOCK * (kb.wide + 16)) * sizeof *kb.dv);
 
-    _tile_loadconfig(&amx_config);
+    _tile_loadconfig(&nbl__amx_tiles);
     nbl__outlook all = {a, true, b->n, b->at, 0, b->n};
     nbl__span queries = nbl__seen_by(&all, 0, kb.rows);
     for (int64_t h = key_head * job->group; h < (key_head + 1) * job->group; h++)

@@ -6,25 +6,13 @@
 #ifndef NBL_GEMM_AMX_H
 #define NBL_GEMM_AMX_H
 
+#include "ops/common/amx_tiles.h"
 #include "ops/gemm/cpu/gemm_kernels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
 enum { ROWS = 16, TILE_BYTES = 1024, ROW_BYTES = 64, K_STEP = 32 };
-
-/* The operand of ldtilecfg, laid out by the instruction: palette 1, all tiles 16
- * rows of 64 bytes. */
-typedef struct tile_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} tile_config;
-static const tile_config amx_config = {
-    .palette = 1,
-    .row_bytes = {ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES},
-    .rows = {ROWS, ROWS, ROWS, ROWS, ROWS, ROWS, ROWS, ROWS},
-};
 
 /* tile[16][16] = or += alpha · from, where from is a stored tile register. */
 NBL_TARGET_AMX static inline void amx_join(const float *from, const nbl__block *block, float *tile)

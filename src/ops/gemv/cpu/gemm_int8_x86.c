@@ -15,6 +15,7 @@
  *
  * Bytes: a panel of W stays in the second cache while all rows of a block pass. Limit: the
  * multipliers. */
+#include "ops/common/amx_tiles.h"
 #include "ops/gemv/cpu/gemm_int8_kernels.h"
 
 #if defined(__x86_64__)
@@ -291,19 +292,9 @@ NBL_TARGET_AVX512 static void dot_avx512(int rows, const int8_t *a, int64_t stri
 
 /* ---- AMX ---- */
 
-/* The operand of ldtilecfg: eight tiles of 16 rows of 64 bytes. It is a constant, because
- * compilers assume that _tile_loadconfig reads only the first bytes, and would drop stores to the
- * others. */
-static const struct tile_shapes {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-} tile_shapes = {
-    .palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
-
 NBL_TARGET_AMX static void begin_amx(void)
 {
-    _tile_loadconfig(&tile_shapes);
+    _tile_loadconfig(&nbl__amx_tiles);
 }
 
 NBL_TARGET_AMX static void end_amx(void)
