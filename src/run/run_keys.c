@@ -154,7 +154,7 @@ const nbl__run_key nbl__run_keys[] = {
     {"fp16", NBL_KEY_BOOLEAN, AT(fp16), ALLOW, .fallback = "false",
      .help = "compute in f16; neither: in f32"},
     {"tf32", NBL_KEY_AUTO, AT(tf32), ALLOW, .fallback = "false",
-     .help = "allow tf32 in products of f32 on cuda; auto: false"},
+     .help = "accepted, without effect: f32 on cuda is never computed in tf32; auto: false"},
     /* what is trained */
     {"adapter", NBL_KEY_CHOICE, AT(adapter), .choices = adapters,
      .help = "what is trained; empty: every weight"},
