@@ -144,7 +144,7 @@ static void print_summary(const char *path, const nbl_checkpoint *checkpoint)
     int files;
     cli_totals all = count_formats(checkpoint, &files);
     cli_heading(path);
-    cli_fact("architecture", summary->architecture ? cli_clean(summary->architecture) : "not told");
+    cli_fact("architecture", summary->architecture ? cli_clean(summary->architecture) : "not stated");
     cli_fact("parameters", cli_format("%s (%s)", cli_short((double)summary->parameters),
                                       cli_grouped((uint64_t)summary->parameters)));
     cli_fact("size", cli_format("%s in %d %s, %s %s", cli_bytes((double)summary->bytes), files,

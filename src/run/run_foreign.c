@@ -37,9 +37,9 @@
 
 static const nbl__foreign_group top[] = {
     /* keys that change no result here */
-    {NOTICE, "model_type cls_model_config is_*_derived_model type_of_model", "config.json tells"},
+    {NOTICE, "model_type cls_model_config is_*_derived_model type_of_model", "config.json says this"},
     {NOTICE, "tokenizer_type tokenizer_use_fast tokenizer_legacy tokenizer_save_jinja_files",
-     "the tokenizer's files tell"},
+     "the tokenizer's files say this"},
     {NOTICE, "trust_remote_code", "no code of a model is ever run"},
     {NOTICE, "strict", "reading is always strict"},
     {NOTICE,
@@ -167,7 +167,7 @@ static const nbl__foreign_group top[] = {
      "packs are filled by best fit; take the key out, or set `sample_packing: false`"},
     {REFUSED, "float16 half", "use `fp16: true`"},
     {REFUSED, "bfloat16", "use `bf16: true`"},
-    {NOTICE, "torch_dtype", "`bf16` and `fp16` tell"},
+    {NOTICE, "torch_dtype", "`bf16` and `fp16` say this"},
     {REFUSED, "full_finetune", "without `adapter` every weight is trained; take the key out"},
     {REFUSED, "float32", "without `bf16` and `fp16` f32 computes; take the key out"},
     {REFUSED, "evaluation_strategy", "use `eval_strategy`"},

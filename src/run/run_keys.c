@@ -105,7 +105,7 @@ static const nbl__run_key dataset_keys[] = {
     {"type", NBL_KEY_CHOICE, IN(type), .choices = data_types, .fallback = "pretokenized",
      .help = "what a row is"},
     {"ds_type", NBL_KEY_CHOICE, IN(file), .choices = data_files,
-     .help = "the file's format; else its name tells"},
+     .help = "the file's format; else by its name"},
     {"field", NBL_KEY_TEXT, IN(field_text), .fallback = "text",
      .help = "of `completion`: where a row has its text"},
     {"field_messages", NBL_KEY_TEXT, IN(field_messages), .fallback = "messages",
@@ -187,7 +187,7 @@ const nbl__run_key nbl__run_keys[] = {
     {"eot_tokens", NBL_KEY_NAMES, AT(config.eot_tokens),
      .help = "tokens that end a turn; else EOS and what ends generation"},
     {"sequence_len", NBL_KEY_INTEGER, AT(config.sequence_len), .min = 2, .max = 1 << 24,
-     .range = "2 to 16777216", .fallback = "2048", .help = "the most tokens of an example or a pack"},
+     .range = "2 to 16777216", .fallback = "2048", .help = "max tokens of an example or a pack"},
     {"excess_length_strategy", NBL_KEY_CHOICE, AT(config.excess), .choices = excesses, .fallback = "drop",
      .help = "what happens to longer examples"},
     {"min_sample_len", NBL_KEY_INTEGER, AT(config.min_sample_len), NATURAL, .fallback = "0",
@@ -225,7 +225,7 @@ const nbl__run_key nbl__run_keys[] = {
     {"optimizer", NBL_KEY_CHOICE, AT(config.adam8bit), .choices = optimizers, .aliases = optimizer_names,
      .fallback = "adamw_torch", .help = "AdamW with moments in f32 or in 8 bits"},
     {"learning_rate", NBL_KEY_REAL, AT(config.learning_rate), ALLOW, .min = ABOVE_0, .max = 1e9,
-     .range = "above 0, at most 1e9", .help = "the largest of the schedule; needed"},
+     .range = "above 0, at most 1e9", .help = "the largest learning rate of the schedule; needed"},
     {"lr_scheduler", NBL_KEY_CHOICE, AT(config.schedule), ALLOW, .choices = schedules, .fallback = "cosine",
      .help = "how the learning rate goes on"},
     {"warmup_steps", NBL_KEY_INTEGER, AT(config.warmup_steps), ALLOW, .min = 0, .max = MANY,
@@ -253,7 +253,7 @@ const nbl__run_key nbl__run_keys[] = {
      .range = "0 to 1e30", .fallback = "1.0", .help = "longer gradients are scaled to this; 0: never"},
     {"gradient_checkpointing", NBL_KEY_BOOLEAN, AT(config.gradient_checkpointing), FREE,
      .aliases = recompute_names, .fallback = "false",
-     .help = "compute activations again instead of keeping them"},
+     .help = "recompute activations in the backward pass instead of keeping them"},
     {"logging_steps", NBL_KEY_INTEGER, AT(config.logging_steps), FREE, POSITIVE, .fallback = "1",
      .help = "a line of metrics every so many steps"},
     {"eval_strategy", NBL_KEY_CHOICE, AT(config.eval_strategy), FREE, .choices = strategies,
@@ -277,7 +277,7 @@ const nbl__run_key nbl__run_keys[] = {
      .help = "the result is the best evaluated step's, not the last one's; with `early_stopping_patience` "
              "always true"},
     {"metric_for_best_model", NBL_KEY_TEXT, AT(config.metric), FREE, .choices = metrics,
-     .fallback = "eval_loss", .help = "what tells the best evaluation; loss is eval_loss, too"},
+     .fallback = "eval_loss", .help = "the metric of the best evaluation; loss is eval_loss, too"},
     {"greater_is_better", NBL_KEY_BOOLEAN, AT(config.greater_is_better), .fallback = "false",
      .help = "the highest value of `metric_for_best_model` is the best, not the lowest"},
     {"loss_watchdog_threshold", NBL_KEY_REAL, AT(config.loss_watchdog_threshold), FREE, .min = 0, .max = 1e9,
@@ -298,7 +298,7 @@ const nbl__run_key nbl__run_keys[] = {
      .fallback = "0", .help = "ours: 0: all cores, or as the command line says; no result depends on it"},
     {"memory", NBL_KEY_BYTES, AT(config.memory), FREE, .range = "bytes, or 4G, 512MiB; above 0, below 2^62",
      .help = "ours: recompute to keep within it, refuse to start when that is not enough; on a CUDA device, "
-             "use what is left to recompute less and to decode fewer weights per step; without it, recompute "
+             "use the rest to recompute less and to keep weights dequantized; without it, recompute "
              "where a run would not fit what the machine has available"},
     {"report", NBL_KEY_BOOLEAN, AT(config.report), FREE, .fallback = "true",
      .help = "ours: write report.html"},
