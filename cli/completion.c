@@ -1,5 +1,9 @@
 /* completion.c - `nibble completion`: writes scripts for bash, zsh and fish that complete commands,
- * options and values. The scripts are made from the tables of commands. */
+ * options and values. The scripts are made from the tables of commands.
+ *
+ *   words_of   the values of an option or argument, the same for all shells
+ *   escaped    texts inside the quotes of a shell
+ *   put_...    one script per shell; each contains all tables, and never calls nibble */
 #include <string.h>
 
 #include "commands/commands.h"
@@ -46,6 +50,7 @@ static const char *bash_reply(cli_kind kind, const char *choices)
     return ":";
 }
 
+/* Writes the case that completes the value of each option: "command --option" selects it. */
 static void bash_values(FILE *to, const char *command, const cli_option *options)
 {
     for (const cli_option *o = options; o && o->name; o++)
@@ -54,6 +59,7 @@ static void bash_values(FILE *to, const char *command, const cli_option *options
                     bash_reply(o->kind, o->choices));
 }
 
+/* Returns the names of options as words: "--format --block ...". */
 static const char *option_words(const cli_option *options)
 {
     const char *list = "";
@@ -62,6 +68,8 @@ static const char *option_words(const cli_option *options)
     return list;
 }
 
+/* The script first finds the command and counts arguments before the cursor (`place`), then
+ * completes the value of the option before the cursor, an option, or the argument. */
 static void put_bash(FILE *to)
 {
     fputs("# bash completion for nibble, made by: nibble completion bash\n"
@@ -128,6 +136,7 @@ static void put_bash(FILE *to)
 
 /* ---- zsh ---- */
 
+/* In the specs of _arguments the characters \ [ ] : have a meaning. */
 static const char *zsh_text(const char *text)
 {
     return escaped(text, "\\[]:", false);
@@ -139,6 +148,7 @@ static const char *zsh_action(cli_kind kind, const char *choices)
     return words ? cli_format("(%s)", words) : kind == CLI_PATH ? "_files" : " ";
 }
 
+/* Writes a spec per option: 'name[help]:VALUE:action'. A letter and a name exclude each other. */
 static void zsh_options(FILE *to, const char *indent, const cli_option *options)
 {
     for (const cli_option *o = options; o && o->name; o++) {
@@ -151,6 +161,7 @@ static void zsh_options(FILE *to, const char *indent, const cli_option *options)
     }
 }
 
+/* Hidden commands (group NULL) are left out. Each command has its own list `own`. */
 static void put_zsh(FILE *to)
 {
     fputs("#compdef nibble\n"
@@ -197,6 +208,7 @@ static void put_zsh(FILE *to)
 
 /* ---- fish ---- */
 
+/* Writes a line per option. condition: "" for common options, else a test of the command. */
 static void fish_options(FILE *to, const char *condition, const cli_option *options)
 {
     for (const cli_option *o = options; o && o->name; o++) {

@@ -1,5 +1,8 @@
 /* help.h - texts made from the tables of commands, for --help, the man page and the completions.
- * Texts are valid until the tool ends. */
+ * Texts are valid until the tool ends.
+ *
+ * help.c prints the overview, the help of a command, and both as JSON. man.c and completion.c are
+ * commands of their own that use these texts. */
 #ifndef CLI_HELP_H
 #define CLI_HELP_H
 

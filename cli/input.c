@@ -1,4 +1,5 @@
-/* input.c - reads whole files that the command line names. */
+/* input.c - reads whole files that the command line names. Both functions print their own
+ * errors. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@ bool cli_read_file(const cli_call *call, const char *path, nbl_string *text)
     size_t size = 0, room = 1 << 16;
     char *data = file ? malloc(room) : NULL;
     while (data) {
+        /* read until a short read; the block doubles, up to LARGEST_INPUT bytes */
         size += fread(data + size, 1, room - size, file);
         if (size < room) break;
         char *larger = room < LARGEST_INPUT ? realloc(data, room *= 2) : NULL;
@@ -38,6 +40,8 @@ bool cli_read_ids(const cli_call *call, const char *path, int64_t min, int64_t m
 {
     nbl_string all;
     if (!cli_read_file(call, path, &all)) return false;
+    /* The ids become int32_t lists. The first wrong entry ends the reading and is named in the
+     * error. */
     cli_json_document document = cli_json_read(all);
     const char *wrong = document.wrong                     ? document.wrong
                         : cli_json_is_array(document.root) ? NULL

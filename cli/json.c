@@ -13,6 +13,7 @@
 
 /* ---- making ---- */
 
+/* Returns `memory`; ends the tool if it is NULL. */
 static void *need(void *memory)
 {
     if (memory == NULL) cli_no_memory();
@@ -61,6 +62,7 @@ cli_json *cli_json_number(double value)
     return isfinite(value) ? make((nbl__json){.type = NBL_JSON_REAL, .real = value}) : cli_json_null();
 }
 
+/* Returns a terminated copy in a block of malloc. */
 static const char *copy_of(const char *text, size_t size)
 {
     char *copy = need(malloc(size + 1));
@@ -69,6 +71,7 @@ static const char *copy_of(const char *text, size_t size)
     return copy;
 }
 
+/* True if all of the text is UTF-8. A zero byte is a character. */
 static bool is_utf8(nbl_string s)
 {
     const char *at = s.text, *end = at + s.size;
@@ -77,6 +80,7 @@ static bool is_utf8(nbl_string s)
     return n != 0;
 }
 
+/* json.h promises UTF-8: another text is cleaned, and then ends at its first zero byte */
 cli_json *cli_json_string(nbl_string s)
 {
     if (!is_utf8(s)) {
@@ -97,6 +101,7 @@ cli_json *cli_json_text(const char *text)
     return cli_json_string((nbl_string){text, strlen(text)});
 }
 
+/* Frees a value's key, text and items, but not the value itself, which may be an item. */
 static void free_contents(const nbl__json *value)
 {
     free((void *)value->key);

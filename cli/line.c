@@ -1,4 +1,7 @@
-/* line.c - reads lines from a terminal or a pipe, and keeps the file of the history; see line.h. */
+/* line.c - reads lines from a terminal or a pipe, and keeps the file of the history; see line.h.
+ *
+ * The file is read once, when the lines are opened, and only appended to. A failed append turns the
+ * history off with a warning; the conversation goes on. */
 #include "line.h"
 
 #include <errno.h>
@@ -58,6 +61,7 @@ static int add_to_history(cli_lines *l, const char *text, size_t size)
     return error;
 }
 
+/* Adds a typed line to the history in memory and to the file. Empty lines are not added. */
 static void remember(cli_lines *l, const char *text, size_t size)
 {
     if (size == 0) return;
@@ -86,6 +90,7 @@ int cli_lines_open(const cli_call *call, const char *history, cli_lines *l)
     return status;
 }
 
+/* Reads a line with getline: from a pipe, or from a terminal without line editing. */
 static cli_line_result read_plain(cli_lines *l, const char **text, size_t *size)
 {
     if (l->terminal) fputs(prompt, stderr);
@@ -106,6 +111,7 @@ cli_line_result cli_lines_next(cli_lines *l, const char **text, size_t *size)
     cli_line_result result = l->editor ? cli_editor_read(l->editor, text, size) : read_plain(l, text, size);
     if (result == CLI_LINE_END && l->terminal) fputc('\n', stderr);
     if (result != CLI_LINE_READ) return result;
+    /* a line from a file of Windows ends with \r\n */
     while (*size > 0 && ((*text)[*size - 1] == '\n' || (*text)[*size - 1] == '\r')) --*size;
     if (l->editor == NULL) {
         l->text[*size] = '\0';

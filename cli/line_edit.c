@@ -51,6 +51,7 @@ static void on_terminal_signal(int number)
 static const int terminal_signals[] = {SIGWINCH, SIGTSTP, SIGCONT};
 enum { TERMINAL_SIGNALS = sizeof terminal_signals / sizeof *terminal_signals };
 
+/* The callback for the prompt. The cast removes const: libedit does not change it. */
 static char *show_prompt(EditLine *edit)
 {
     cli_editor *e;
@@ -96,6 +97,8 @@ static void stop_here(void)
     sigaction(SIGTSTP, &ours, NULL);
 }
 
+/* Acts on the flags of on_terminal_signal, between two keys. The order matters: a stop is followed
+ * by a continue, and a resize may have come while the process was stopped. */
 static void take_terminal_signals(cli_editor *e)
 {
     if (stopped) {
@@ -174,6 +177,8 @@ static int next_character(cli_editor *e, wchar_t *c)
     }
 }
 
+/* The callback for keys. It replaces libedit's own reading, so that signals are seen between
+ * bytes. */
 static int read_key(EditLine *edit, wchar_t *c)
 {
     cli_editor *e;
@@ -224,6 +229,8 @@ static void use_utf8(void)
         setlocale(LC_CTYPE, "C.UTF-8");
 }
 
+/* Pasted text, tabs as text, Ctrl-R, and Ctrl with the arrow keys. ~/.editrc may bind others
+ * later. */
 static void bind_keys(EditLine *edit)
 {
     el_set(edit, EL_ADDFN, "nibble-paste", "put a pasted text into the line", paste);
@@ -282,6 +289,7 @@ static void begin_signals(cli_editor *e, struct sigaction *old)
     cli_prompt_begin();
 }
 
+/* Restores the handlers and the mask of begin_signals. */
 static void end_signals(cli_editor *e, const struct sigaction *old)
 {
     cli_prompt_end();
@@ -289,6 +297,7 @@ static void end_signals(cli_editor *e, const struct sigaction *old)
     sigprocmask(SIG_SETMASK, &e->before, NULL);
 }
 
+/* A dropped line (Ctrl-C with text) is read again, so the caller never sees it. */
 cli_line_result cli_editor_read(cli_editor *e, const char **text, size_t *size)
 {
     struct sigaction old[TERMINAL_SIGNALS];

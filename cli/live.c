@@ -68,6 +68,8 @@ static int columns_of(int rank)
     return columns;
 }
 
+/* Draws `shown`: drops the parts of the highest rank until the rest fits, then cuts what is
+ * left. */
 static void draw(void)
 {
     char line[LINE_ROOM] = "", fitting[LINE_ROOM];

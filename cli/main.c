@@ -1,5 +1,8 @@
 /* main.c - the command `nibble`: parses the command line, runs the command, writes its output.
- * command.h explains the tables of commands. */
+ * command.h explains the tables of commands.
+ *
+ * Output appears last: cli_finish writes it after the command has succeeded or failed. So the exit
+ * status can still become CLI_FAILED when standard output cannot be written. */
 #include "help.h"
 #include "output.h"
 #include "session.h"
@@ -18,6 +21,7 @@ static int show_version(const cli_call *call)
     return CLI_DONE;
 }
 
+/* --version and --help win over the command. */
 static int run(cli_call *call)
 {
     if (call->version) return show_version(call);

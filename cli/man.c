@@ -1,4 +1,5 @@
-/* man.c - `nibble man`: writes the manual page nibble(1), made from the tables of commands. */
+/* man.c - `nibble man`: writes the manual page nibble(1), made from the tables of commands. Hidden
+ * commands (no group) are left out. */
 #include <string.h>
 
 #include "commands/commands.h"
@@ -44,6 +45,7 @@ static void put_item(FILE *to, const char *term, const char *text)
     fputc('\n', to);
 }
 
+/* Writes a list of options, each with its help, choices and default. */
 static void put_options(FILE *to, const cli_option *options)
 {
     for (const cli_option *o = options; o && o->name; o++) {
@@ -76,6 +78,7 @@ static void put_synopsis(FILE *to, const cli_command *command)
     fputs("\n.hy\n", to);
 }
 
+/* Writes the section of a command: synopsis, description, arguments, options, examples. */
 static void put_command(FILE *to, const cli_command *command)
 {
     fputs(".SS ", to);
@@ -93,6 +96,7 @@ static void put_command(FILE *to, const cli_command *command)
     }
 }
 
+/* Writes the whole page. The fixed texts are here; all others come from the tables. */
 static void put_page(FILE *to)
 {
     fprintf(to, ".\\\" Made by: nibble man\n.TH NIBBLE 1 \"\" \"nibble %s\" \"User Commands\"\n",

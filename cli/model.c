@@ -1,4 +1,6 @@
-/* model.c - shared parts of the commands that run a model; see model.h. */
+/* model.c - shared parts of the commands that run a model; see model.h. Option names that the
+ * functions read ("dtype", "load", "adapter", ...) are those of the macros in model.h, so a command
+ * that calls one must have the options in its table. */
 #include "model.h"
 
 #include <errno.h>
@@ -10,6 +12,8 @@
 
 enum { MAX_ENDS = 64 }; /* end tokens of a model; published models have fewer than ten */
 
+/* The parsers of the library leave the default if the option was not given. The names of choices
+ * are the library's, so parsing cannot fail. */
 nbl_compute_dtype cli_dtype(const cli_call *call, const char *option)
 {
     nbl_compute_dtype dtype = NBL_COMPUTE_DEFAULT;
@@ -59,8 +63,8 @@ int cli_stops_check(const cli_call *call)
     return CLI_DONE;
 }
 
-/* Returns the id of the special token with this text. Special tokens do not appear in generated
- * text. */
+/* *id: the special token with this text, or -1 if there is none. A special token is dropped by
+ * decoding, so it would never be found as a stop string in the generated text. */
 static nbl_status special_token(nbl_context *ctx, nbl_tokenizer *tokenizer, const char *spelled, int32_t *id)
 {
     char *text;
@@ -74,6 +78,8 @@ static nbl_status special_token(nbl_context *ctx, nbl_tokenizer *tokenizer, cons
     return NBL_OK;
 }
 
+/* End tokens: the model's, the one that the adapter was trained to end with, and --stop texts that
+ * are special tokens. All other --stop texts are matched in the generated text. */
 nbl_status cli_ends_read(const cli_call *call, nbl_context *ctx, nbl_model *model, nbl_tokenizer *tokenizer,
                          cli_ends *ends)
 {
@@ -123,6 +129,8 @@ nbl_status cli_writing_push(cli_writing *w, int32_t id, nbl_string *text, bool *
     return code == NBL_OK ? nbl_stop_matcher_push(w->matcher, piece, text, stopped) : code;
 }
 
+/* The text stream may hold back bytes of a character, the matcher a begin of a stop string. Both
+ * are given out here. *stopped is only ever set. */
 nbl_status cli_writing_finish(cli_writing *w, void (*say)(void *user, nbl_string text), void *user,
                               bool *stopped)
 {

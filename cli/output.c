@@ -10,6 +10,7 @@
 
 /* ---- standard output ---- */
 
+/* The collected output: a stream in memory and what it has written. NULL: nothing was printed. */
 static FILE *collected;
 static char *collected_text;
 static size_t collected_size;
@@ -21,6 +22,7 @@ FILE *cli_out(void)
     return collected;
 }
 
+/* Forgets the collected output, after it was written or when an error replaces it. */
 static void drop_collected(void)
 {
     if (collected) fclose(collected);
@@ -83,6 +85,7 @@ const char *cli_styled(cli_style style)
     return sequences[style];
 }
 
+/* Width for wrapped text. Longer lines than 100 columns are hard to read. */
 static int text_width(void)
 {
     struct winsize size;
@@ -175,6 +178,7 @@ static int print_error(const cli_call *call, nbl_status code, const char *hint, 
     return exit_status(code);
 }
 
+/* Formats a message, cleans it as one line, and prints it as an error. */
 CLI_PRINTF(4, 0)
 static int report(const cli_call *call, nbl_status code, const char *hint, const char *format,
                   va_list arguments)

@@ -1,5 +1,8 @@
 /* parse.c - parses the command line by the tables of commands.
  *
+ *   cli_parse ─▶ words, left to right: option (take_option), command (take_command), argument
+ *             ─▶ defaults ─▶ common values ─▶ checks: arguments, then required options
+ *
  * Rules:
  *   - Common options can be anywhere; options of a command come after its name.
  *   - "--name value" and "--name=value" are the same. "--" ends the options.
@@ -39,6 +42,8 @@ typedef struct option_ref {
     cli_value *value;
 } option_ref;
 
+/* Returns the option that a word refers to. Common options come first, so a command cannot redefine
+ * one. A rule of NULL: there is no such option, or its command was not named yet. */
 static option_ref option_of(cli_call *call, const char *word)
 {
     bool is_long = word[1] == '-';
@@ -54,12 +59,14 @@ static option_ref option_of(cli_call *call, const char *word)
     return i >= 0 ? (option_ref){&own[i], &call->values[i]} : (option_ref){NULL, NULL};
 }
 
+/* Sets the command. Its values begin as "not given". */
 static void take_command(cli_call *call, const cli_command *command)
 {
     call->command = command;
     call->values = cli_alloc((size_t)(option_count(command->options) + 1) * sizeof *call->values);
 }
 
+/* Prints the usage error for a word that is no command, with the most similar visible command. */
 static int unknown_command(const cli_call *call, const char *word)
 {
     cli_nearest nearest = {.word = word};
@@ -70,6 +77,7 @@ static int unknown_command(const cli_call *call, const char *word)
     return cli_usage(call, hint, "there is no command '%s'", word);
 }
 
+/* Prints the usage error for an unknown option. An option of a later command gets its own hint. */
 static int unknown_option(cli_call *call, const char *word)
 {
     const char *name = cli_format("%.*s", (int)strcspn(word, "="), word);
@@ -174,6 +182,7 @@ static int check_arguments(const cli_call *call)
     return CLI_DONE;
 }
 
+/* Fails at the first required option that was not given, and names its choices. */
 static int check_required(const cli_call *call)
 {
     const cli_option *options = call->command->options;

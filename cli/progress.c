@@ -51,6 +51,7 @@ static const char *brief(char *text, size_t size, double bytes, const char *coun
     return text;
 }
 
+/* Writes "0:05 left". Returns "" while there is no rate, and above 100 hours. */
 static const char *remaining(char *text, size_t size, double bytes, double rate)
 {
     if (!(rate > 0) || bytes / rate > 359999) return "";
@@ -72,6 +73,8 @@ static const char *outlook(char *text, size_t size, const cli_progress *progress
     return text;
 }
 
+/* Draws the bar: percentage, cells, amounts, outlook, name. On a narrow terminal the cells and
+ * amounts go first, then the outlook. */
 static void draw_bar(cli_progress *progress, const nbl_progress *at, double part)
 {
     enum { CELLS = 24 };
@@ -96,6 +99,7 @@ static void draw_bar(cli_progress *progress, const nbl_progress *at, double part
     progress->drawn = 1;
 }
 
+/* The first bar is drawn at once; later ones wait. A `done` above `total` is shown as 100 %. */
 void cli_progress_show(cli_progress *progress, const nbl_progress *at)
 {
     if (progress->quiet || progress->hidden || at->total == 0) return;

@@ -38,6 +38,8 @@ static const char *last_error, *last_document;
 static size_t last_error_size;
 static volatile sig_atomic_t last_document_size;
 
+/* The signal handler; the table above in code. It calls only async-signal-safe functions: write and
+ * _exit. Texts and sizes were prepared by cli_session_start. */
 static void on_signal(int signal_number)
 {
     static const char acknowledged[] =
@@ -169,6 +171,8 @@ bool cli_interrupted(void)
 
 /* ---- the context ---- */
 
+/* The library's progress callback. Returns true to cancel. While a run trains (hidden), only a
+ * second interrupt cancels the library's work; the first one is taken between two steps. */
 static bool on_progress(void *user, const nbl_progress *at)
 {
     const cli_progress *shown = user;
@@ -190,6 +194,8 @@ void cli_progress_hide(void)
     progress.hidden = 1;
 }
 
+/* The library's log callback. Debug lines are shown if NIBBLE_VERBOSE asks for their kind, even
+ * with --quiet; other lines are shown without --quiet. */
 static void on_log(void *user, nbl_log_level level, const char *line)
 {
     cli_progress *shown = user;
@@ -245,6 +251,7 @@ nbl_context *cli_context(const cli_call *call, int *status)
     nbl_context *ctx;
     nbl_status code = nbl_context_create(&options, &ctx);
     *status = CLI_DONE;
+    /* commands that do not compute need no device */
     if (code == NBL_OK && call->command->computes) {
         nbl_status device = cli_use_device(call, ctx);
         if (device == NBL_OK) return ctx;

@@ -1,4 +1,8 @@
-/* text.c - strings that are valid until the tool ends, clean texts, and readable numbers. */
+/* text.c - strings that are valid until the tool ends, clean texts, and readable numbers.
+ *
+ * Strings are never freed one by one: a call of the tool makes few, and code that prints need not
+ * care who owns a text. Lines that are redrawn often use cli_put_bytes and cli_put_duration, which
+ * allocate nothing. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -10,6 +14,7 @@
 
 /* ---- memory ---- */
 
+/* A block of cli_alloc, in a list for cli_free_all. */
 typedef struct kept {
     struct kept *next;
     max_align_t data[];
@@ -17,6 +22,7 @@ typedef struct kept {
 
 static kept *all_kept;
 
+/* Writes with write(2): stdio may allocate. _exit: no handler of atexit runs without memory. */
 _Noreturn void cli_no_memory(void)
 {
     static const char line[] = "nibble: out of memory\n";
@@ -75,6 +81,7 @@ static int sequence_length(const unsigned char *s)
     return n;
 }
 
+/* Returns the code point of a valid sequence of n bytes. */
 static unsigned code_of(const unsigned char *s, int n)
 {
     unsigned code = n == 1 ? s[0] : n == 2 ? s[0] & 31u : n == 3 ? s[0] & 15u : s[0] & 7u;
@@ -144,6 +151,7 @@ void cli_put_shown(FILE *to, nbl_string text, bool lines)
     free(copy);
 }
 
+/* Only characters inside strings can be hidden ones, so a \u escape keeps the document valid. */
 void cli_put_json(FILE *to, const char *json)
 {
     const char *from = json;

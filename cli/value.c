@@ -1,5 +1,8 @@
 /* value.c - checks and converts values of options, and finds the name most similar to a mistyped
- * word. */
+ * word.
+ *
+ * cli_value_read is the only function that knows the kinds of values. Its result for an invalid
+ * text is what a valid one looks like, so parse.c needs no texts of its own. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -33,6 +36,7 @@ const char *cli_choice_list(const char *choices)
     return list;
 }
 
+/* True if `text` is one of the choices, exactly. */
 static bool read_choice(const char *choices, const char *text)
 {
     for (int i = 0; i < cli_choice_count(choices); i++)
@@ -91,6 +95,7 @@ static bool read_size(const char *text, uint64_t *size)
     return true;
 }
 
+/* wanted: what a valid value looks like, returned if `good` is false */
 const char *cli_value_read(const cli_option *rule, const char *text, cli_value *value)
 {
     bool good = true;

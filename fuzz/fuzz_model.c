@@ -19,7 +19,7 @@ enum {
     DIM = 4,
     LAYERS = 2,
     VOCABULARY = 16,
-    KINDS = 4,
+    KINDS = 5,
     MAX = 64
 };
 
@@ -45,7 +45,8 @@ static void add(set *s, const char *name, int64_t rows, int64_t columns)
     t->data = (const uint8_t *)data;
 }
 
-/* Llama, and with it Mistral; Qwen2's biases; Qwen3's norms of heads; Gemma 2's norms after the blocks. */
+/* Llama, and with it Mistral; Qwen2's biases; Qwen3's norms of heads; Gemma 2's norms after the blocks;
+ * Phi-3's fused matrices. */
 static void add_layer(set *s, int kind, int layer)
 {
     char at[64], name[128];
@@ -53,13 +54,18 @@ static void add_layer(set *s, int kind, int layer)
 #define NAME(suffix) (snprintf(name, sizeof name, "%s.%s", at, suffix), name)
     add(s, NAME("input_layernorm.weight"), 0, HIDDEN);
     add(s, NAME("post_attention_layernorm.weight"), 0, HIDDEN);
+    add(s, NAME("self_attn.o_proj.weight"), HIDDEN, HEADS * DIM);
+    add(s, NAME("mlp.down_proj.weight"), HIDDEN, INNER);
+    if (kind == 4) {
+        add(s, NAME("self_attn.qkv_proj.weight"), (HEADS + 2 * KV_HEADS) * DIM, HIDDEN);
+        add(s, NAME("mlp.gate_up_proj.weight"), 2 * INNER, HIDDEN);
+        return;
+    }
     add(s, NAME("self_attn.q_proj.weight"), HEADS * DIM, HIDDEN);
     add(s, NAME("self_attn.k_proj.weight"), KV_HEADS * DIM, HIDDEN);
     add(s, NAME("self_attn.v_proj.weight"), KV_HEADS * DIM, HIDDEN);
-    add(s, NAME("self_attn.o_proj.weight"), HIDDEN, HEADS * DIM);
     add(s, NAME("mlp.gate_proj.weight"), INNER, HIDDEN);
     add(s, NAME("mlp.up_proj.weight"), INNER, HIDDEN);
-    add(s, NAME("mlp.down_proj.weight"), HIDDEN, INNER);
     if (kind == 1) {
         add(s, NAME("self_attn.q_proj.bias"), 0, HEADS * DIM);
         add(s, NAME("self_attn.k_proj.bias"), 0, KV_HEADS * DIM);

@@ -74,7 +74,7 @@ def gguf_model(writer, architecture, kind):
                        "attention.head_count_kv": 1, "attention.key_length": 16}.items(): writer.add_uint32(f"{architecture}.{key}", value)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
     writer.add_float32(f"{architecture}.rope.freq_base", 1e4)
-    if gemma: writer.add_uint32(f"{architecture}.attention.sliding_window", 4)
+    if gemma or architecture == "phi3": writer.add_uint32(f"{architecture}.attention.sliding_window", 4)
     if qwen: writer.add_string(f"{architecture}.rope.scaling.type", "yarn"); writer.add_float32(f"{architecture}.rope.scaling.factor", 2); writer.add_uint32(f"{architecture}.rope.scaling.original_context_length", 4)
     writer.add_uint32("tokenizer.ggml.eos_token_id", 1)
     shapes = {"token_embd": (vocabulary, hidden), "output_norm": (hidden,), "blk.0.attn_norm": (hidden,), "blk.0.attn_q": (32, hidden), "blk.0.attn_k": (16, hidden),
@@ -82,6 +82,9 @@ def gguf_model(writer, architecture, kind):
               "blk.0.ffn_up": (inner, hidden), "blk.0.ffn_down": (hidden, inner)}
     if gemma: shapes |= {"blk.0.post_attention_norm": (hidden,), "blk.0.post_ffw_norm": (hidden,)}
     if architecture in ("qwen3", "gemma3"): shapes |= {"blk.0.attn_q_norm": (16,), "blk.0.attn_k_norm": (16,)}
+    if architecture == "phi3":
+        for name in ("attn_q", "attn_k", "attn_v", "ffn_gate"): del shapes[f"blk.0.{name}"]
+        shapes |= {"blk.0.attn_qkv": (64, hidden), "blk.0.ffn_up": (2 * inner, hidden)}
     for name, shape in shapes.items():
         values = torch.randn(shape).numpy()
         if len(shape) == 1: writer.add_tensor(name + ".weight", values)
@@ -104,7 +107,7 @@ def gguf_values(writer):
 
 
 G = gguf.GGMLQuantizationType
-for architecture, kind in {"llama": G.Q8_0, "qwen2": G.Q4_0, "qwen3": G.F16, "gemma2": G.BF16, "gemma3": G.Q5_1}.items():
+for architecture, kind in {"llama": G.Q8_0, "qwen2": G.Q4_0, "qwen3": G.F16, "gemma2": G.BF16, "gemma3": G.Q5_1, "phi3": G.Q8_0}.items():
     gguf_seed(architecture + ".gguf", architecture, lambda writer: gguf_model(writer, architecture, kind))
 gguf_seed("values.gguf", "values", gguf_values)
 
@@ -175,7 +178,8 @@ for name, kind, more in (("llama", 0, {}), ("llama", 0, dict(rope_parameters=yar
                          ("llama", 0, dict(rope_theta=500.0, rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                                                                 original_max_position_embeddings=8))),
                          ("mistral", 0, dict(sliding_window=3)), ("qwen2", 1, dict(use_sliding_window=True, sliding_window=2, layer_types=kinds)), ("qwen3", 2, {}),
-                         ("gemma2", 3, dict(query_pre_attn_scalar=4, sliding_window=2, attn_logit_softcapping=5.0, hidden_activation="gelu_pytorch_tanh"))):
+                         ("gemma2", 3, dict(query_pre_attn_scalar=4, sliding_window=2, attn_logit_softcapping=5.0, hidden_activation="gelu_pytorch_tanh")),
+                         ("phi3", 4, dict(sliding_window=2, original_max_position_embeddings=16))):
     text = json.dumps(sizes | dict(model_type=name) | more)
     put("model", f"{name}-{len(text)}", bytes([kind]) + text.encode() + b"\0" + tokenizer.encode())
 for key, value in (("num_hidden_layers", 1024), ("vocab_size", 2147483647), ("num_attention_heads", 2147483646), ("head_dim", 2147483646), ("rms_norm_eps", "NaN"),

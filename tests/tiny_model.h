@@ -23,14 +23,16 @@ enum {
 static const struct tiny_architecture {
     const char *type, *keys;    /* keys: what it has beside the common ones */
     bool head_norms, end_norms; /* norms of q's and k's heads; norms behind both blocks */
+    bool fused;                 /* q, k, v are the rows of one matrix, gate and up those of another */
 } tiny_architectures[] = {
-    {"llama", "\"hidden_act\": \"silu\"", false, false},
-    {"mistral", "\"hidden_act\": \"silu\", \"sliding_window\": 8", false, false},
-    {"qwen2", "\"hidden_act\": \"silu\"", false, false},
-    {"qwen3", "\"hidden_act\": \"silu\"", true, false},
-    {"gemma2", "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8", false, true},
+    {"llama", "\"hidden_act\": \"silu\"", false, false, false},
+    {"mistral", "\"hidden_act\": \"silu\", \"sliding_window\": 8", false, false, false},
+    {"qwen2", "\"hidden_act\": \"silu\"", false, false, false},
+    {"qwen3", "\"hidden_act\": \"silu\"", true, false, false},
+    {"gemma2", "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8", false, true, false},
     {"gemma3_text", "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8, \"rope_local_base_freq\": 10000.0",
-     true, true},
+     true, true, false},
+    {"phi3", "\"hidden_act\": \"silu\", \"sliding_window\": 8", false, false, true},
 };
 enum { TINY_ARCHITECTURES = sizeof tiny_architectures / sizeof *tiny_architectures };
 
@@ -91,7 +93,11 @@ static inline void tiny_layer(tiny_list *l, const struct tiny_architecture *a, c
     static const char *const projections[] = {"q_proj", "k_proj", "v_proj"};
     char at[64], name[64];
     snprintf(at, sizeof at, "model.layers.%d.", layer);
-    for (int i = 0; i < 3; i++) {
+    if (a->fused) {
+        tiny_add(l, at, "self_attn.qkv_proj.weight", (TINY_HEADS + 2 * TINY_KV) * TINY_DIM, TINY_HIDDEN);
+        tiny_add(l, at, "mlp.gate_up_proj.weight", 2 * TINY_INNER, TINY_HIDDEN);
+    }
+    for (int i = 0; i < 3 && !a->fused; i++) {
         snprintf(name, sizeof name, "self_attn.%s.weight", projections[i]);
         tiny_add(l, at, name, (i ? TINY_KV : TINY_HEADS) * TINY_DIM, TINY_HIDDEN);
         snprintf(name, sizeof name, "self_attn.%s.bias", projections[i]);
@@ -100,8 +106,8 @@ static inline void tiny_layer(tiny_list *l, const struct tiny_architecture *a, c
     tiny_add(l, at, "self_attn.o_proj.weight", TINY_HIDDEN, TINY_HEADS * TINY_DIM);
     if (a->head_norms) tiny_add(l, at, "self_attn.q_norm.weight", TINY_DIM, 0);
     if (a->head_norms) tiny_add(l, at, "self_attn.k_norm.weight", TINY_DIM, 0);
-    tiny_add(l, at, "mlp.gate_proj.weight", TINY_INNER, TINY_HIDDEN);
-    tiny_add(l, at, "mlp.up_proj.weight", TINY_INNER, TINY_HIDDEN);
+    if (!a->fused) tiny_add(l, at, "mlp.gate_proj.weight", TINY_INNER, TINY_HIDDEN);
+    if (!a->fused) tiny_add(l, at, "mlp.up_proj.weight", TINY_INNER, TINY_HIDDEN);
     tiny_add(l, at, "mlp.down_proj.weight", TINY_HIDDEN, TINY_INNER);
     tiny_add(l, at, "input_layernorm.weight", TINY_HIDDEN, 0);
     tiny_add(l, at, "post_attention_layernorm.weight", TINY_HIDDEN, 0);

@@ -14,6 +14,8 @@
 #include "output.h"
 #include "session.h"
 
+/* One conversation and all that it needs. `messages` grows by two with each turn: user,
+ * assistant. */
 typedef struct conversation {
     const cli_call *call;
     nbl_context *ctx;
@@ -32,6 +34,9 @@ typedef struct conversation {
 
 /* ---- the answer ---- */
 
+/* Appends text to the answer, and prints it unless the result is JSON. A failed write is remembered
+ * in write_error and stops the answer at its next token. The signature is that of
+ * cli_writing_finish. */
 static void say(void *user, nbl_string text)
 {
     conversation *t = user;
@@ -55,6 +60,8 @@ static void forget(void *user, nbl_string text)
     (void)text;
 }
 
+/* Called by the library for each generated token. Returns true to stop: at a stop string, after an
+ * error, or after an interrupt. */
 static bool on_token(void *user, int64_t sequence, int32_t id)
 {
     conversation *t = user;
@@ -82,7 +89,8 @@ static nbl_status render(conversation *t, nbl_ids *ids)
     return code;
 }
 
-/* Generates the answer to `prompt` and prints it while it is generated. */
+/* Generates the answer to `prompt` and prints it while it is generated. The text is in t->answer
+ * afterwards, without the stop string. A message on standard error says that an answer was cut. */
 static nbl_status write_answer(conversation *t, const nbl_ids *prompt)
 {
     int64_t left = nbl_model_positions(t->model) - prompt->count;
@@ -142,6 +150,7 @@ static int take_turn(conversation *t, const char *line, size_t size)
 
 /* ---- lines ---- */
 
+/* Begins a new conversation: no messages but --system. */
 static void restart(conversation *t)
 {
     const char *system = cli_get(t->call, "system")->text;
@@ -159,6 +168,8 @@ static void show_commands(void)
           stderr);
 }
 
+/* A line that begins with '/' and is one word is meant as a command, so a typing error does not
+ * become a turn. */
 static int unknown_command(const conversation *t, const char *line)
 {
     return cli_error(t->call, NBL_ERROR_ARGUMENT, "/help lists them", "there is no command '%s'", line);
@@ -183,8 +194,9 @@ static int converse(conversation *t)
             bool command = line[0] == '/' && line[1 + strcspn(line + 1, " /\n")] == '\0';
             int turn = command ? unknown_command(t, line) : take_turn(t, line, size);
             if (t->write_error) return cli_say_failed(t->call, t->write_error);
-            /* At a terminal the user has seen the error and goes on. From a pipe the error ends the
-             * tool. */
+            /* At a terminal the user has seen the error, and the exit status stays 0. Otherwise the
+             * exit status is that of the last failed turn. With --json the first failed turn ends
+             * the conversation. */
             if (turn != CLI_DONE && (!terminal || t->call->json)) status = turn;
             if (turn != CLI_DONE && t->call->json) break;
         }
@@ -192,6 +204,8 @@ static int converse(conversation *t)
     return status;
 }
 
+/* Opens the template first: it is the quickest to fail, and opening the weights can take a
+ * while. */
 static nbl_status open_all(conversation *t)
 {
     const cli_call *call = t->call;

@@ -1,4 +1,5 @@
-/* commands.h - the rows of all commands. commands.c names the file that defines each. */
+/* commands.h - the rows of all commands. commands.c names the file that defines each. All other
+ * files reach a command through its row. */
 #ifndef CLI_COMMANDS_H
 #define CLI_COMMANDS_H
 

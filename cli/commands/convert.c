@@ -1,4 +1,7 @@
-/* convert.c - `nibble quantize` and `nibble dequantize`. */
+/* convert.c - `nibble quantize` and `nibble dequantize`.
+ *
+ * Both read checkpoint IN and write folder OUT. They differ in their options and in one call of the
+ * library. convert() runs either and prints the same summary or JSON document. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +13,7 @@
 
 /* ---- the report ---- */
 
+/* Prints the result for --json: what was written, with exact byte counts. */
 static void print_document(const char *out, const char *storage, const nbl_convert_report *report,
                            double seconds)
 {
@@ -26,6 +30,7 @@ static void print_document(const char *out, const char *storage, const nbl_conve
     cli_json_print(document);
 }
 
+/* Prints the result for people. `next` is a command to type next. */
 static void print_summary(const char *out, const char *storage, const nbl_convert_report *report,
                           double seconds, const char *next)
 {
@@ -46,8 +51,11 @@ static void print_summary(const char *out, const char *storage, const nbl_conver
     fprintf(to, "next: %s\n", next);
 }
 
+/* The call of the library that makes OUT. Fills the report. */
 typedef nbl_status (*convert_fn)(nbl_context *ctx, const cli_call *call, nbl_convert_report *report);
 
+/* Runs a conversion with a progress bar and prints its result. storage: the format or dtype in the
+ * output. Returns the exit status. */
 static int convert(const cli_call *call, convert_fn work, const char *storage, const char *next)
 {
     int status;
@@ -93,6 +101,7 @@ static nbl_status quantize(nbl_context *ctx, const cli_call *call, nbl_convert_r
     return nbl_checkpoint_quantize(ctx, call->arguments[0], call->arguments[1], &how, report);
 }
 
+/* Checks what the table cannot say: options that go with one format only, and the power of two. */
 static int run_quantize(cli_call *call)
 {
     nbl_format format = cli_format_of(call, "format");

@@ -1,4 +1,7 @@
-/* data.c - `nibble data`: shows the examples of a training run as the model sees them. */
+/* data.c - `nibble data`: shows the examples of a training run as the model sees them.
+ *
+ * Reads the whole data as training does, to count it, but opens no weights. Previews are printed
+ * one at a time. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -9,6 +12,7 @@
 
 /* ---- for scripts ---- */
 
+/* Returns a list of integers as a JSON array. */
 static cli_json *numbers(const int32_t *list, int64_t count)
 {
     cli_json *array = cli_json_array();
@@ -16,6 +20,8 @@ static cli_json *numbers(const int32_t *list, int64_t count)
     return array;
 }
 
+/* Returns an example: its parts as texts, and its ids and labels. A label of -100 is not
+ * trained. */
 static cli_json *describe(int64_t index, const nbl_preview *preview)
 {
     cli_json *example = cli_json_object(), *parts = cli_json_array();
@@ -70,6 +76,7 @@ static void print_preview(int64_t index, const nbl_preview *preview)
     if (styled) fputc('\n', cli_out());
 }
 
+/* Prints the counts. Lines for zero truncated or dropped rows are left out. */
 static void print_counts(const nbl_data_summary *s)
 {
     double share = s->tokens ? 100.0 * (double)s->trained_tokens / (double)s->tokens : 0;
@@ -91,6 +98,8 @@ static void print_counts(const nbl_data_summary *s)
 
 /* ---- the command ---- */
 
+/* Prints the counts and the first --preview examples. In JSON the previews come last, in the same
+ * document, which is printed only if all of them could be read. */
 static nbl_status show(const cli_call *call, nbl_run *run)
 {
     nbl_data_summary summary = {NBL_RESULT(nbl_data_summary)};

@@ -1,4 +1,7 @@
-/* diff.c - `nibble diff`: two checkpoints compared weight by weight. */
+/* diff.c - `nibble diff`: two checkpoints compared weight by weight.
+ *
+ * The library compares; this file sorts and prints. Exit status: 0 if all is within --tol, 1 if not
+ * (CLI_FAILED, also of errors). */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -8,6 +11,7 @@
 #include "output.h"
 #include "session.h"
 
+/* Returns the name of the index-th weight that one of the two lacks. NULL: past the end. */
 typedef const char *(*missing_fn)(const nbl_diff *diff, int64_t index);
 
 /* ---- for scripts ---- */
@@ -20,6 +24,7 @@ static cli_json *names_of(const nbl_diff *diff, missing_fn get)
     return list;
 }
 
+/* Prints every tensor, equal ones included. The figures of tensors of different shapes are null. */
 static void print_document(const nbl_diff *diff, bool within)
 {
     cli_json *document = cli_json_object(), *tensors = cli_json_array();
@@ -52,6 +57,7 @@ static double badness(const nbl_tensor_diff *tensor)
     return isnan(tensor->rel_norm) ? HUGE_VAL : tensor->rel_norm;
 }
 
+/* Sorts the worst first; ties by name, so the output does not depend on qsort. */
 static int by_badness(const void *a, const void *b)
 {
     const nbl_tensor_diff *x = *(const nbl_tensor_diff *const *)a, *y = *(const nbl_tensor_diff *const *)b;
@@ -60,6 +66,7 @@ static int by_badness(const void *a, const void *b)
     return p > q ? -1 : p < q ? 1 : strcmp(x->name, y->name);
 }
 
+/* Four digits, or "nan" and "inf" on every C library. */
 static const char *figure(double value)
 {
     return isnan(value) ? "nan" : isinf(value) ? "inf" : cli_format("%.4g", value);
@@ -67,6 +74,7 @@ static const char *figure(double value)
 
 enum { SHOWN = 20 };
 
+/* Prints the weights that only the checkpoint `other` has, at most SHOWN of them. */
 static void print_missing(const nbl_diff *diff, missing_fn get, const char *other)
 {
     const char *name;
@@ -76,6 +84,8 @@ static void print_missing(const nbl_diff *diff, missing_fn get, const char *othe
     if (count > SHOWN) fprintf(cli_out(), "... and %" PRId64 " more only there\n", count - SHOWN);
 }
 
+/* Prints the first SHOWN rows. The column of names is as wide as the longest shown one, at most
+ * 100. Padding counts columns of the terminal, not bytes. */
 static void print_table(const nbl_tensor_diff **rows, int64_t count)
 {
     int width = 6;
@@ -98,6 +108,7 @@ static void print_table(const nbl_tensor_diff **rows, int64_t count)
     if (count > SHOWN) fprintf(cli_out(), "... and %" PRId64 " more that differ\n", count - SHOWN);
 }
 
+/* Prints tensors that differ, missing ones, and one line with the verdict. */
 static void print_comparison(const cli_call *call, const nbl_diff *diff, bool within)
 {
     int64_t all = 0, count = 0;

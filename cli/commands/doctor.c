@@ -1,5 +1,5 @@
 /* doctor.c - `nibble doctor`: reports the processor, the libraries and the CUDA devices that nibble
- * finds. */
+ * finds. It computes nothing. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,6 +16,7 @@ static const char *processor(void)
     return nbl_processor_name(name, sizeof name) ? cli_clean(cli_format("%s", name)) : NULL;
 }
 
+/* Returns the machine's memory in bytes; 0: unknown. */
 static uint64_t memory_bytes(void)
 {
     long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
@@ -24,6 +25,7 @@ static uint64_t memory_bytes(void)
 
 /* ---- linked libraries: those of libnibble and those of the tool ---- */
 
+/* Fills *it with the index-th library: libnibble's, then libedit. Returns false past the end. */
 static bool library(int64_t index, nbl_library *it)
 {
     static const nbl_library none = {NBL_RESULT(nbl_library)};
@@ -91,6 +93,8 @@ static cli_json *cuda_devices(nbl_context *ctx, const char **why)
 
 /* ---- what is printed ---- */
 
+/* Prints the document for --json. "isa" is in use, "isa_found" the best that the processor has.
+ * NIBBLE_ISA can make the two differ. */
 static void print_json(nbl_context *ctx, const char *cpu)
 {
     cli_json *document = cli_json_object(), *levels = cli_json_array(), *libraries = cli_json_array();
@@ -130,6 +134,7 @@ static void print_json(nbl_context *ctx, const char *cpu)
     cli_json_print(document);
 }
 
+/* Prints one aligned line "name  text". */
 static void fact(const char *name, const char *text)
 {
     fprintf(cli_out(), "%s%-8s%s %s\n", cli_styled(CLI_BOLD), name, cli_styled(CLI_PLAIN), text);
@@ -159,6 +164,7 @@ static void print_cuda(nbl_context *ctx)
     }
 }
 
+/* Prints the facts for people, the CUDA devices last. */
 static void print_text(nbl_context *ctx, const char *cpu)
 {
     const char *forced = getenv("NIBBLE_ISA");

@@ -1,5 +1,11 @@
 /* eval.c - `nibble eval`: measures how well a model predicts the texts of a file, or the answers of
- * its conversations. */
+ * its conversations.
+ *
+ *   file ─▶ texts (lines, or one text) ─▶ rows (ids, labels) ─▶ fit (cut, drop)
+ *        ─▶ nbl_model_evaluate
+ *
+ * The whole file and all ids are in memory. Every row ends up evaluated or counted in one reason
+ * for being dropped. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -9,6 +15,7 @@
 #include "output.h"
 #include "session.h"
 
+/* The file's contents. Either all rows are texts or all are conversations. */
 typedef struct texts {
     const cli_call *call;
     const char *path;
@@ -52,6 +59,7 @@ static int take_row(texts *t, nbl_string line, int64_t row)
     return status;
 }
 
+/* True for a line of spaces only. Such lines are skipped but count as lines. */
 static bool is_blank(nbl_string line)
 {
     for (size_t i = 0; i < line.size; i++)
@@ -93,6 +101,8 @@ typedef struct rows {
     bool answers; /* only labels other than -100 are counted */
 } rows;
 
+/* Encodes conversations with the chat template. An error names the file and the line. r->count is
+ * the number of rows that were tried. The caller frees them, also after an error. */
 static nbl_status encode_chats(const texts *t, nbl_context *ctx, nbl_model *model, nbl_tokenizer *tokenizer,
                                rows *r)
 {
@@ -110,6 +120,7 @@ static nbl_status encode_chats(const texts *t, nbl_context *ctx, nbl_model *mode
     return code;
 }
 
+/* Encodes all items. On failure the rows up to r->count are to be freed. */
 static nbl_status encode(const texts *t, nbl_context *ctx, nbl_model *model, nbl_tokenizer *tokenizer,
                          rows *r)
 {
@@ -124,6 +135,7 @@ static nbl_status encode(const texts *t, nbl_context *ctx, nbl_model *model, nbl
 
 /* ---- evaluation ---- */
 
+/* The counts of an evaluation, for the report. */
 typedef struct counts {
     bool chats, answers;
     int64_t sequences, predicted; /* evaluated sequences; their tokens without each first one */
@@ -166,6 +178,7 @@ static void fit(rows *r, nbl_ids *ids, nbl_ids *labels, counts *c)
     }
 }
 
+/* Tokenizes, fits and evaluates. Frees all ids. labels[i] and ids[i] of `fit` are views into r. */
 static nbl_status evaluate(const texts *t, nbl_context *ctx, nbl_model *model, nbl_tokenizer *tokenizer,
                            counts *c)
 {
@@ -210,6 +223,7 @@ static const char *dropped_text(const counts *c)
     return dropped ? text : NULL;
 }
 
+/* Says on standard error how many rows were cut and dropped. */
 static void print_rows(const counts *c)
 {
     const char *dropped = dropped_text(c);
@@ -219,6 +233,7 @@ static void print_rows(const counts *c)
     if (dropped) fprintf(stderr, "nibble: eval: %s\n", dropped);
 }
 
+/* The result for --json. "tokens" are those that counted, "all_tokens" all predicted ones. */
 static cli_json *describe(const counts *c, double loss)
 {
     cli_json *document = cli_json_object();
@@ -237,6 +252,8 @@ static cli_json *describe(const counts *c, double loss)
     return document;
 }
 
+/* Prints the result. Returns CLI_FAILED if --fail-above is exceeded; a NaN perplexity exceeds
+ * it. */
 static int print_result(const cli_call *call, const counts *c)
 {
     double tokens = (double)c->found.tokens, loss = c->found.loss_sum / tokens, perplexity = exp(loss);

@@ -1,8 +1,10 @@
-/* export.c - `nibble export`: the command's table, and its call of the library. */
+/* export.c - `nibble export`: the command's table, and its call of the library. With --adapter and
+ * without --type the output is a GGUF LoRA, and report fields count its tensors. */
 #include "commands/commands.h"
 #include "output.h"
 #include "session.h"
 
+/* Prints the result for --json. "type" is null for a GGUF LoRA. */
 static void print_document(const cli_call *call, const nbl_export_report *report, double seconds)
 {
     cli_json *document = cli_json_object();
@@ -16,6 +18,7 @@ static void print_document(const cli_call *call, const nbl_export_report *report
     cli_json_print(document);
 }
 
+/* Prints the result for people, with the command that runs the file. */
 static void print_summary(const cli_call *call, const nbl_export_report *report, double seconds)
 {
     FILE *to = cli_out();
@@ -39,6 +42,7 @@ static int run_export(cli_call *call)
     nbl_export_options how = {NBL_OPTIONS(nbl_export_options), .type = type,
                               .adapter = cli_get(call, "adapter")->text,
                               .ollama = cli_get(call, "ollama")->given};
+    /* NBL_EXPORT_DEFAULT is "no --type": only an adapter can be exported then */
     if (type == NBL_EXPORT_DEFAULT && how.adapter == NULL)
         return cli_usage(call, NULL,
                          "--type is missing: f32, f16, bf16, q8_0 or q4_0 (or --adapter for a GGUF LoRA)");
@@ -62,8 +66,8 @@ const cli_command cli_export = {
     .summary = "write a GGUF file that llama.cpp and Ollama run",
     .description = "Writes the GGUF file OUT from folder MODEL: weights, metadata, "
                    "tokenizer and chat template. MODEL is llama, mistral, qwen2, qwen3, "
-                   "gemma2 or gemma3_text, 16-bit or quantised. Matrices have the type "
-                   "that --type names. Vectors are f32.\n\n"
+                   "gemma2, gemma3_text or phi3, 16-bit or quantised. Matrices have "
+                   "the type that --type names. Vectors are f32.\n\n"
                    "With --adapter the adapter is merged into the weights. Its tokenizer "
                    "and chat template replace those of MODEL, if it has its own. With "
                    "--adapter and without --type, OUT is a GGUF LoRA.\n\n"

@@ -12,6 +12,8 @@
 #include "output.h"
 #include "session.h"
 
+/* One call of the command. It generates all sequences as one batch. A single text is printed while
+ * it is generated (`streaming`); anything else after the end. */
 typedef struct job {
     const cli_call *call;
     nbl_context *ctx;
@@ -28,12 +30,15 @@ typedef struct job {
     int write_error;
 } job;
 
+/* Prints a piece of text while it is generated. The first failed write is remembered. */
 static void say(void *user, nbl_string text)
 {
     job *j = user;
     if (j->streaming && j->write_error == 0) j->write_error = cli_say(text);
 }
 
+/* Called by the library for each token. Returns true to end its sequence: at a stop string, or
+ * after a failure in any sequence. */
 static bool on_token(void *user, int64_t sequence, int32_t id)
 {
     job *j = user;
@@ -87,13 +92,15 @@ static nbl_status text_of(job *j, const nbl_ids *ids, char **text, size_t *size,
     bool found = false;
     code = nbl_stop_matcher_open(j->ctx, j->ends.texts, j->ends.text_count, &matcher);
     if (code == NBL_OK) code = nbl_stop_matcher_push(matcher, (nbl_string){*text, *size}, &before, &found);
-    if (code == NBL_OK && found) *shown = before.size; /* the text is the beginning of what was decoded */
+    if (code == NBL_OK && found) *shown = before.size; /* `before` is a beginning of the text */
     *stopped |= found;
     nbl_stop_matcher_close(matcher);
     if (code != NBL_OK) nbl_text_free(j->ctx, *text, *size);
     return code;
 }
 
+/* Prints the JSON document: ids, text and finish of each sequence, and the speeds. Prefill lasts
+ * until the first token; the first token of each sequence does not count as decoded. */
 static nbl_status print_results(job *j)
 {
     cli_json *list = cli_json_array();
@@ -131,6 +138,7 @@ static nbl_status print_results(job *j)
     return NBL_OK;
 }
 
+/* Prints texts, or ids if there is no tokenizer. Ends the line of a streamed text. */
 static nbl_status print_texts(job *j)
 {
     if (j->streaming) {

@@ -37,6 +37,7 @@ static const char *our_dtype(const char *name)
     return name;
 }
 
+/* The number of elements of a weight's logical shape. */
 static uint64_t elements(const nbl_weight *weight)
 {
     uint64_t n = 1;
@@ -44,6 +45,7 @@ static uint64_t elements(const nbl_weight *weight)
     return n;
 }
 
+/* Sums parameters and bytes by storage format, and counts the files. */
 static cli_totals count_formats(const nbl_checkpoint *checkpoint, int *files)
 {
     cli_totals all = {.count = 0};
@@ -66,6 +68,7 @@ static const char *problem_at(const void *checkpoint, int64_t index)
 
 /* ---- for scripts ---- */
 
+/* Returns one row of "tensors". A packed weight has its logical shape. */
 static cli_json *describe_tensor(const nbl_tensor_info *tensor)
 {
     cli_json *entry = cli_json_object();
@@ -78,6 +81,7 @@ static cli_json *describe_tensor(const nbl_tensor_info *tensor)
     return entry;
 }
 
+/* Returns how the checkpoint was quantized, from its config.json; null: it was not. */
 static cli_json *describe_quantization(const nbl_checkpoint *checkpoint,
                                        const nbl_checkpoint_summary *summary)
 {
@@ -95,6 +99,7 @@ static cli_json *describe_quantization(const nbl_checkpoint *checkpoint,
     return entry;
 }
 
+/* Prints the document for --json. `problems` is always there and empty if nothing is wrong. */
 static void print_document(const nbl_checkpoint *checkpoint, bool with_tensors)
 {
     const nbl_checkpoint_summary *summary = nbl_checkpoint_get_summary(checkpoint);
@@ -138,6 +143,7 @@ static void print_quantization(const nbl_checkpoint *checkpoint, const nbl_check
     if (count) cli_fact("left alone", list);
 }
 
+/* Prints facts, totals by format, and problems. */
 static void print_summary(const char *path, const nbl_checkpoint *checkpoint)
 {
     const nbl_checkpoint_summary *summary = nbl_checkpoint_get_summary(checkpoint);
@@ -168,6 +174,8 @@ static bool tensor_row(void *checkpoint, int64_t index, cli_tensor_row *row)
     return true;
 }
 
+/* Inspects a folder or a .safetensors file. Problems are listed and do not change the exit
+ * status. */
 static int inspect_checkpoint(const cli_call *call, nbl_context *ctx, const char *path)
 {
     nbl_checkpoint *checkpoint;

@@ -1,5 +1,6 @@
 /* inspect_adapter.c - `nibble inspect` for an adapter saved by PEFT: its settings, its tensors, and
- * whether it fits a base model. */
+ * whether it fits a base model. The library reads all values, to count those that are not
+ * finite. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -11,6 +12,8 @@ static const char *problem_at(const void *adapter, int64_t index)
     return nbl_adapter_get_problem(adapter, index);
 }
 
+/* Returns the index-th name of a list of the adapter (targets, modules_to_save). NULL: past the
+ * end. */
 typedef const char *name_fn(const nbl_adapter *adapter, int64_t index);
 
 static const char *dtype_of(const nbl_adapter_tensor *tensor)
@@ -30,6 +33,7 @@ static cli_totals count_formats(const nbl_adapter *adapter)
 
 /* ---- for scripts ---- */
 
+/* Returns such a list as a JSON array of texts. */
 static cli_json *names(const nbl_adapter *adapter, name_fn *name)
 {
     cli_json *list = cli_json_array();
@@ -73,6 +77,7 @@ static void describe_settings(const nbl_adapter *adapter, const nbl_adapter_summ
     cli_json_set(document, "modules_to_save", names(adapter, nbl_adapter_get_saved));
 }
 
+/* Prints the document for --json. "fits" is null without --base, or if the settings are missing. */
 static void print_document(const nbl_adapter *adapter, const char *base, bool with_tensors)
 {
     const nbl_adapter_summary *s = nbl_adapter_get_summary(adapter);
@@ -97,6 +102,7 @@ static void print_document(const nbl_adapter *adapter, const char *base, bool wi
 
 /* ---- for people ---- */
 
+/* Returns such a list as "a, b, c"; NULL if it is empty. */
 static const char *list_of(const nbl_adapter *adapter, name_fn *name)
 {
     const char *text, *list = NULL;
@@ -127,6 +133,7 @@ static const char *targets_of(const nbl_adapter *adapter)
     return list;
 }
 
+/* Prints the settings of adapter_config.json. Without it only "type: not told" is printed. */
 static void print_settings(const nbl_adapter *adapter, const nbl_adapter_summary *s)
 {
     if (s->type == NULL) {
@@ -165,6 +172,7 @@ static void print_summary(const nbl_adapter *adapter, const char *path, const ch
     cli_problems_print(problem_at, adapter);
 }
 
+/* A cli_tensor_fn over the tensors of an adapter. An adapter is one file, so `file` stays NULL. */
 static bool tensor_row(void *adapter, int64_t index, cli_tensor_row *row)
 {
     const nbl_adapter_tensor *tensor = nbl_adapter_get_tensor(adapter, index);

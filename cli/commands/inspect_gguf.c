@@ -1,5 +1,5 @@
 /* inspect_gguf.c - `nibble inspect` for a GGUF file: the model, its tokenizer, and a summary of the
- * metadata. */
+ * metadata. Headers only: the library maps the file and reads no tensor data. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -23,11 +23,13 @@ static cli_totals count_formats(nbl_gguf *gguf)
 
 /* ---- for scripts ---- */
 
+/* 0 stands for "the file does not have it". */
 static cli_json *size_or_null(int64_t size)
 {
     return size ? cli_json_integer(size) : cli_json_null();
 }
 
+/* Returns the tokenizer's kind, size and special tokens; null: the file has none. */
 static cli_json *describe_tokenizer(nbl_gguf *gguf, const nbl_gguf_summary *s)
 {
     if (s->tokenizer == NULL) return cli_json_null();
@@ -47,6 +49,8 @@ static cli_json *describe_tokenizer(nbl_gguf *gguf, const nbl_gguf_summary *s)
     return entry;
 }
 
+/* Returns the metadata in the order of the file. Values are JSON texts of the library, parsed here
+ * so that they become values of the document. */
 static cli_json *describe_metadata(nbl_gguf *gguf)
 {
     cli_json *list = cli_json_array();
@@ -81,6 +85,7 @@ static cli_json *describe_tensors(nbl_gguf *gguf, const char *file)
     return list;
 }
 
+/* Prints the document for --json. The keys shared with other inputs have the same names. */
 static void print_document(nbl_gguf *gguf, const char *path, bool with_tensors)
 {
     const nbl_gguf_summary *s = nbl_gguf_get_summary(gguf);

@@ -1,4 +1,5 @@
-/* inspect_parts.c - shared parts of `nibble inspect`; see inspect.h. */
+/* inspect_parts.c - shared parts of `nibble inspect`; see inspect.h. All texts from files go
+ * through cli_clean before they are printed. JSON documents have them unchanged (json.h). */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@ void cli_totals_add(cli_totals *all, const char *name, uint64_t parameters, uint
     all->rows[at].bytes += bytes;
 }
 
+/* Sorts by bytes, descending; ties by name. */
 static int by_bytes(const void *a, const void *b)
 {
     const struct cli_total *x = a, *y = b;
@@ -44,6 +46,7 @@ cli_json *cli_totals_json(const cli_totals *all)
     return formats;
 }
 
+/* Prints a row of the table. bits: stored bits per parameter, scales included. */
 static void print_row(const char *name, const struct cli_total *row)
 {
     double bits = row->parameters ? 8.0 * (double)row->bytes / (double)row->parameters : 0;
@@ -113,6 +116,8 @@ const char *cli_shape_text(int rank, const int64_t *shape)
     return rank ? text : "scalar";
 }
 
+/* Two passes over the tensors: widths of the columns, then rows. The column `file` is left out if
+ * no tensor names a file. */
 void cli_tensors_print(cli_tensor_fn *tensor, void *from)
 {
     enum { WIDEST = 100 }; /* longer names push their row to the right */

@@ -1,5 +1,9 @@
 /* logits_grads.c - `nibble logits` and `nibble grads`: write the logits or gradients of a model
- * into files that other libraries can read. */
+ * into files that other libraries can read.
+ *
+ * Both check the output file before the model is opened, because opening and computing can take
+ * long. The result is one .safetensors file with nibble's mark (docs/ARCHITECTURE.md,
+ * Results). */
 #include <inttypes.h>
 #include <string.h>
 
@@ -8,6 +12,7 @@
 #include "output.h"
 #include "session.h"
 
+/* Computes and writes the logits. Ids out of the vocabulary are refused by the library. */
 static int run_logits(cli_call *call)
 {
     cli_ids ids;
@@ -32,6 +37,8 @@ static int run_logits(cli_call *call)
     return status;
 }
 
+/* Computes and writes the gradients. ids and labels have one list per sequence; the library checks
+ * that their lengths agree. */
 static int run_grads(cli_call *call)
 {
     cli_ids ids, labels;
@@ -68,6 +75,7 @@ static int run_grads(cli_call *call)
     return status;
 }
 
+/* Options of both commands. */
 #define IDS_OPTION                                                                                           \
     {                                                                                                        \
         .name = "ids", .argument = "F", .kind = CLI_PATH, .required = true,                                  \

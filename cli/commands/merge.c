@@ -1,9 +1,11 @@
-/* merge.c - `nibble merge`: the command's table, and its call of the library. */
+/* merge.c - `nibble merge`: the command's table, and its call of the library. It writes folder OUT;
+ * --verify computes logits of the result and of BASE with ADAPTER and compares them. */
 #include "commands/commands.h"
 #include "model.h"
 #include "output.h"
 #include "session.h"
 
+/* Prints the result for --json. The deviations are null without --verify. */
 static void print_document(const cli_call *call, const nbl_merge_report *report, double seconds)
 {
     bool verified = report->verified;
@@ -26,6 +28,7 @@ static void print_document(const cli_call *call, const nbl_merge_report *report,
     cli_json_print(document);
 }
 
+/* Prints the result for people, with the command to type next. */
 static void print_summary(const cli_call *call, const nbl_merge_report *report, double seconds)
 {
     FILE *to = cli_out();

@@ -1,5 +1,8 @@
 /* plan.c - `nibble plan`: shows the memory and work that a model or a run needs, without running
- * it. */
+ * it.
+ *
+ * The library plans; this file prints the plan as JSON or as tables. Three kinds of plan: a
+ * training step of a run (--train), of an adapter (--adapter), or generation. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -11,6 +14,7 @@
 
 enum { MAX_VALUES = 16 }; /* of the values, only the largest are shown */
 
+/* Bytes by purpose. docs/ARCHITECTURE.md (Plans) says what each arena holds. */
 static cli_json *arenas_json(const nbl_plan_arenas *a)
 {
     cli_json *arenas = cli_json_object();
@@ -24,6 +28,7 @@ static cli_json *arenas_json(const nbl_plan_arenas *a)
     return arenas;
 }
 
+/* Operators with equal implementation and pass are one entry with a count. */
 static cli_json *ops_json(const nbl_model_plan *p)
 {
     cli_json *ops = cli_json_array();
@@ -41,6 +46,7 @@ static cli_json *ops_json(const nbl_model_plan *p)
     return ops;
 }
 
+/* Casts that the plan makes, each with its reason. */
 static cli_json *casts_json(const nbl_model_plan *p)
 {
     cli_json *casts = cli_json_array();
@@ -56,6 +62,7 @@ static cli_json *casts_json(const nbl_model_plan *p)
     return casts;
 }
 
+/* The largest values. A value without a shape is memory of an operator, not a tensor. */
 static cli_json *values_json(const nbl_model_plan *p)
 {
     cli_json *values = cli_json_array();
@@ -100,6 +107,7 @@ static void print_line(const char *name, uint64_t bytes)
     fprintf(cli_out(), "  %-11s %9s\n", name, cli_bytes((double)bytes));
 }
 
+/* Prints the arenas in powers of 1000 and the total. */
 static void print_arenas(const nbl_model_plan_summary *s)
 {
     print_line("weights", s->arenas.weights);
@@ -163,6 +171,8 @@ static void print_text(const nbl_model_plan *p)
             s->smallest_memory);
 }
 
+/* Plans a training step of --train's run on MODEL. The device is the run's, not --device's default.
+ * *run is to be closed also after an error. */
 static nbl_status plan_run(const cli_call *call, nbl_context *ctx, nbl_run **run, nbl_model_plan **plan)
 {
     nbl_status code = cli_run_open(call, ctx, cli_get(call, "train")->text, cli_get(call, "set"), run);

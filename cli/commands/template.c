@@ -1,4 +1,7 @@
-/* template.c - `nibble template`: renders a chat into the text that a model reads. */
+/* template.c - `nibble template`: renders a chat into the text that a model reads.
+ *
+ * --messages renders one chat; --batch one chat per line of a file. In a batch a template's own
+ * error is a result of its line; a line that is no JSON ends the command. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -10,6 +13,7 @@
 
 /* ---- one rendering ---- */
 
+/* What all renderings of one call share. */
 typedef struct work {
     const cli_call *call;
     nbl_context *ctx;
@@ -17,7 +21,8 @@ typedef struct work {
     nbl_tokenizer *tokenizer; /* NULL until ids are needed */
 } work;
 
-/* Encodes a text without adding special tokens. */
+/* Encodes a text without adding special tokens. Opens the tokenizer at the first call. *list is the
+ * caller's. */
 static nbl_status ids_of(work *w, nbl_string text, cli_json **list)
 {
     nbl_ids ids;
@@ -33,6 +38,7 @@ static nbl_status ids_of(work *w, nbl_string text, cli_json **list)
     return NBL_OK;
 }
 
+/* The spans that {% generation %} covers, as [start, end) in characters. */
 static cli_json *spans_of(const nbl_rendering *rendering)
 {
     cli_json *list = cli_json_array();
@@ -46,6 +52,7 @@ static cli_json *spans_of(const nbl_rendering *rendering)
     return list;
 }
 
+/* Returns text, ids and spans of a rendering as a JSON object. */
 static nbl_status describe(work *w, const nbl_rendering *rendering, cli_json **document)
 {
     cli_json *ids = NULL;
@@ -61,6 +68,7 @@ static nbl_status describe(work *w, const nbl_rendering *rendering, cli_json **d
 
 /* ---- the request of the command line ---- */
 
+/* Splits each --set KEY=VALUE at its first '='. *wrong is set to a text without key or '='. */
 static nbl_chat_variable *variables_of(const cli_value *set, const char **wrong)
 {
     nbl_chat_variable *variables = cli_alloc((size_t)(set->count + 1) * sizeof *variables);
@@ -76,6 +84,7 @@ static nbl_chat_variable *variables_of(const cli_value *set, const char **wrong)
     return variables;
 }
 
+/* Renders --messages. Returns the exit status. */
 static int run_one(work *w)
 {
     const cli_value *messages = cli_get(w->call, "messages"), *tools = cli_get(w->call, "tools");
@@ -108,6 +117,7 @@ static int run_one(work *w)
 
 /* ---- a batch ---- */
 
+/* Renders one line of a batch and adds its result, which may be an error of the template. */
 static nbl_status run_line(work *w, const char *where, nbl_string line, cli_json *results)
 {
     nbl_rendering *rendering;
@@ -131,6 +141,7 @@ static bool is_blank(nbl_string line)
     return strspn(line.text, " \t\r\n") >= line.size;
 }
 
+/* Renders all lines. Nothing is printed if one line cannot be read. */
 static int run_batch(work *w)
 {
     const char *path = cli_get(w->call, "batch")->text;

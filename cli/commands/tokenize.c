@@ -1,4 +1,7 @@
-/* tokenize.c - `nibble tokenize`: turns text into ids, and ids into text. */
+/* tokenize.c - `nibble tokenize`: turns text into ids, and ids into text.
+ *
+ * Input is one of --text, --file, --lines (JSON strings) and --decode (lists of ids). All input is
+ * read before the tokenizer is opened. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -66,6 +69,7 @@ static void print_ids(const nbl_ids *ids)
 
 /* ---- the two directions ---- */
 
+/* Prints the text of each list of ids, one per line. */
 static nbl_status decode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_context *ctx, const cli_ids *ids)
 {
     cli_json *texts = cli_json_array();
@@ -88,6 +92,7 @@ static nbl_status decode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_con
     return code;
 }
 
+/* Prints the ids of each text. flat: the document of --json has one list, not a list of lists. */
 static nbl_status encode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_context *ctx,
                          const nbl_string *texts, int64_t count, bool flat)
 {

@@ -14,6 +14,7 @@
 
 static const double redraw_seconds = 0.1, plain_seconds = 2;
 
+/* State of the display between two events of the library. */
 typedef struct watcher {
     const cli_call *call;
     const char *device;
@@ -22,6 +23,8 @@ typedef struct watcher {
     nbl_train_event latest; /* the last step */
 } watcher;
 
+/* Draws or prints one step. On a terminal the last step is printed as a plain line, which stays.
+ * The number of each part is its rank (live.h): a narrow line leaves high ranks out. */
 static void show_step(watcher *w, const nbl_train_event *e)
 {
     enum { ROOM = 2 * CLI_NUMBER_ROOM };
@@ -52,6 +55,7 @@ static void show_step(watcher *w, const nbl_train_event *e)
     fputc('\n', stderr);
 }
 
+/* Limits how often steps are shown. The first and the last step are always shown. */
 static void on_step(watcher *w, const nbl_train_event *e)
 {
     double at = cli_now();
@@ -94,6 +98,8 @@ static void on_phase(watcher *w, const nbl_train_event *e)
     cli_live_draw((const cli_part[]){{what, 0}, {step, 1}}, 2);
 }
 
+/* Receives all events of a run. Returns true to stop the run after an interrupt. A phase leaves an
+ * interrupt for the next step, because the library ignores the answer to a phase. */
 static bool on_event(void *user, const nbl_train_event *e)
 {
     watcher *w = user;
@@ -119,6 +125,8 @@ static nbl_status open_run(nbl_context *ctx, const cli_call *call, nbl_run **r)
     return nbl_context_set_threads(ctx, nbl_run_get_info(*r)->threads);
 }
 
+/* Prints what the run made and the commands to type next. A loss of 0 stands for "not
+ * evaluated". */
 static void print_summary(const cli_call *call, const nbl_run_info *info, const nbl_train_summary *s)
 {
     if (call->json) {

@@ -95,7 +95,8 @@ nbl_status nbl__key_float_or(nbl__keys *k, const char *name, double missing, flo
 nbl_status nbl__key_cap_or(nbl__keys *k, const char *name, double missing, float *value);
 nbl_status nbl__key_flag_or(nbl__keys *k, const char *name, bool missing, bool *value);
 /* Keys of all decoders: sizes, heads, norm_eps, tied head, activation (key `act_key`), padding,
- * RoPE. Call it after setting the architecture's defaults in *d (head_dim, act, padding). */
+ * RoPE. Call it after setting the defaults of the architecture's configuration class in *d: head_dim,
+ * act, padding, norm_eps, positions. A field that is 0 gets Llama's default; padding -1: none. */
 nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default);
 /* Fills d->sliding from layer_types. Without that key, by_default decides for each layer; NULL:
  * none slides. Call it after setting d->window. */

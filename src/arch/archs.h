@@ -11,6 +11,7 @@
     X(qwen2)                                                                                                 \
     X(qwen3)                                                                                                 \
     X(gemma2)                                                                                                \
-    X(gemma3)
+    X(gemma3)                                                                                                \
+    X(phi3)
 
 #endif

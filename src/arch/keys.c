@@ -209,8 +209,9 @@ nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, 
     NBL_TRY(nbl__key_size(k, "num_attention_heads", &d->heads));
     NBL_TRY(nbl__key_size_or(k, "num_key_value_heads", d->heads, &d->kv_heads));
     NBL_TRY(nbl__key_size_or(k, "head_dim", d->head_dim ? d->head_dim : d->hidden / d->heads, &d->head_dim));
-    NBL_TRY(nbl__key_size_or(k, "max_position_embeddings", 2048, &d->positions));
-    NBL_TRY(nbl__key_float_or(k, "rms_norm_eps", 1e-6, &d->norm_eps));
+    NBL_TRY(
+        nbl__key_size_or(k, "max_position_embeddings", d->positions ? d->positions : 2048, &d->positions));
+    NBL_TRY(nbl__key_float_or(k, "rms_norm_eps", d->norm_eps > 0 ? (double)d->norm_eps : 1e-6, &d->norm_eps));
     NBL_CHECK(k->ctx, d->norm_eps >= 0, NBL_ERROR_FORMAT, "%s: rms_norm_eps is negative", k->where);
     NBL_TRY(nbl__key_flag_or(k, "tie_word_embeddings", tied_by_default, &d->tied));
     NBL_CHECK(k->ctx, d->layers <= NBL_MAX_LAYERS, NBL_ERROR_UNSUPPORTED,

@@ -171,8 +171,8 @@ static void warn_of_windows(const nbl__export *e)
         if (!e->decoder.sliding[i]) continue;
         nbl__log(e->ctx, NBL_LOG_WARNING,
                  "%s: a sliding_window of %" PRId64
-                 ", which GGUF models of type %s do not have: in texts longer than that "
-                 "llama.cpp sees all tokens",
+                 ", which llama.cpp does not apply to models of type %s: in longer texts it sees all "
+                 "tokens",
                  e->folder, e->decoder.window, e->arch_name);
         return;
     }
@@ -191,7 +191,8 @@ static nbl_status put_sizes(nbl__export *e)
     put_size(e, "attention.value_length", d->head_dim);
     put_number(e, "attention.layer_norm_rms_epsilon", (double)d->norm_eps);
     put_size(e, "vocab_size", d->vocabulary); /* readers need it in files without a vocabulary */
-    if (e->arch == NBL_GGUF_LLAMA) put_size(e, "rope.dimension_count", d->head_dim);
+    if (e->arch == NBL_GGUF_LLAMA || e->arch == NBL_GGUF_PHI3)
+        put_size(e, "rope.dimension_count", d->head_dim);
     if (d->act != (is_gemma(e) ? NBL_ACT_GELU_TANH : NBL_ACT_SILU)) return refuse(e, "another activation");
     return NBL_OK;
 }
@@ -201,6 +202,8 @@ nbl_status nbl__export_keys(nbl__export *e)
     NBL_TRY(put_sizes(e));
     NBL_TRY(put_rope(e));
     if (is_gemma(e)) return put_gemma(e);
+    /* llama.cpp wants the key, with 0 for none, and does not apply it. */
+    if (e->arch == NBL_GGUF_PHI3) put_size(e, "attention.sliding_window", e->decoder.window);
     warn_of_windows(e);
     return NBL_OK;
 }

@@ -1,5 +1,8 @@
-/* records.c - the history in memory, metrics.jsonl and the file of events. See records.h. Both
- * files are written anew by nbl__records_begin and appended to by nbl__records_add. */
+/* records.c - the history in memory, metrics.jsonl and the file of events. See records.h.
+ *
+ * nbl__records_begin writes both files anew: to a temporary, then by rename. nbl__records_add
+ * appends to them. A failure of the second file leaves the record in memory and in the first file;
+ * the run ends with that error, and a resume writes both files again. */
 #include "report/records.h"
 
 #include <dirent.h>
@@ -13,12 +16,15 @@
 #include "base/file/output.h"
 #include "report/events.h"
 
+/* Appends `, "key": value`. A non-finite value becomes null. */
 static void print_real(nbl__text *out, const char *key, double value)
 {
     nbl__text_printf(out, ", \"%s\": ", key);
     nbl__text_real(out, value);
 }
 
+/* The keys of a training record differ from those of an evaluation ("loss", "eval_loss"), as in
+ * transformers' log_history. read_record reads exactly these keys. */
 void nbl__record_print(nbl__text *out, const nbl__record *r)
 {
     nbl__text_printf(out, "{\"step\": %" PRId64, r->step);
@@ -36,7 +42,8 @@ void nbl__record_print(nbl__text *out, const nbl__record *r)
     nbl__text_printf(out, "}");
 }
 
-/* Makes room for one more record. */
+/* Makes room for one more record. The array doubles, so adding is amortized O(1). On failure the
+ * history is unchanged. */
 static nbl_status grow(nbl__records *r)
 {
     if (r->count < r->room) return NBL_OK;
@@ -67,7 +74,8 @@ static bool read_loss(const nbl__json *value, double *loss)
     return nbl__json_is(value, NBL_JSON_NULL) || nbl__json_number(value, loss);
 }
 
-/* Reads what nbl__record_print has written. False: it has not. */
+/* Reads a record as nbl__record_print writes it. Returns false if a key is missing or has a value
+ * that nibble does not write. */
 static bool read_record(const nbl__json *it, nbl__record *r)
 {
     double memory = 0;
@@ -92,6 +100,7 @@ static bool read_record(const nbl__json *it, nbl__record *r)
     return true;
 }
 
+/* Records that were added before an error stay. The caller closes the history then. */
 nbl_status nbl__records_restore(nbl__records *r, const char *where, const nbl__json *history)
 {
     NBL_CHECK(r->ctx, nbl__json_is(history, NBL_JSON_ARRAY), NBL_ERROR_FORMAT, "%s: no log_history", where);
@@ -107,6 +116,7 @@ nbl_status nbl__records_restore(nbl__records *r, const char *where, const nbl__j
 
 /* ---- files ---- */
 
+/* Seconds since 1970, with the clock's resolution. */
 static double wall_time(void)
 {
     struct timespec t;
@@ -129,6 +139,8 @@ static nbl_status open_events(nbl__records *r)
     return r->events ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
+/* The events file begins with the time of the first record, so a resumed run keeps its start time.
+ * Both texts are complete before the first file is replaced. */
 nbl_status nbl__records_begin(nbl__records *r)
 {
     nbl__text metrics = {.ctx = r->ctx}, events = {.ctx = r->ctx};
@@ -161,11 +173,14 @@ static nbl_status append(nbl_context *ctx, const char *path, const nbl__text *te
     if (fd < 0) return nbl__fail_errno(ctx, errno, "%s: cannot be opened", path);
     errno = EIO;
     ssize_t done = nbl__write_allowed(ctx) ? write(fd, text->text, text->size) : -1;
+    /* a short write is reported as a full disk */
     int error = done < 0 ? errno : done == (ssize_t)text->size ? 0 : ENOSPC;
     if (close(fd) != 0 && error == 0) error = errno;
     return error ? nbl__fail_errno(ctx, error, "%s: cannot be written", path) : NBL_OK;
 }
 
+/* The record is added to the memory first. The history in the next checkpoint has it even if a file
+ * could not be written. */
 nbl_status nbl__records_add(nbl__records *r, nbl__record *record)
 {
     nbl__text line = {.ctx = r->ctx}, events = {.ctx = r->ctx};

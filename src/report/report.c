@@ -1,6 +1,12 @@
 /* report.c - the facts of a run as JSON, and the page that shows them. See report.h.
  *
- * All texts and numbers of the page are in this JSON; report_page.html decides how they look. */
+ * All texts and numbers of the page are in this JSON; report_page.html decides how they look. The
+ * keys written here are those that its script reads.
+ *
+ *   page before {{run}} | { version, method, course, series, samples, memory, ... } | page after
+ *
+ * put_... functions write one section each. They return nothing: the first failure stays in the
+ * status of the text under construction, and later writes do nothing. */
 #include "report/report.h"
 
 #include <math.h>
@@ -11,6 +17,7 @@
 #include "base/visible.h"
 #include "run/run_changes.h"
 
+/* report_page.html as a C string literal; the build makes the .inc. */
 static const char page[] =
 #include "report/report_page.inc"
     ;
@@ -33,11 +40,13 @@ static nbl_status add(void *to, const char *bytes, size_t size)
     return out->status;
 }
 
+/* Writes the key of the next member. */
 static void key(writer *w, const char *name)
 {
     (void)nbl__json_key(w, name, strlen(name));
 }
 
+/* Opens a member that is a list. close_list ends it. */
 static void open_list(writer *w, const char *name)
 {
     key(w, name);
@@ -49,7 +58,8 @@ static void close_list(writer *w)
     (void)nbl__json_close(w, ']');
 }
 
-/* Writes a text from outside, with hidden characters written out. NULL becomes null. */
+/* Writes a text from outside (a file, a name, the model) with hidden characters written out. NULL
+ * becomes null. */
 static void put_text(writer *w, const char *text)
 {
     nbl__text shown = {.ctx = ((nbl__text *)w->to)->ctx};
@@ -67,6 +77,7 @@ static void put_text(writer *w, const char *text)
     nbl__text_free(&shown);
 }
 
+/* Members of one kind of value: key and value. */
 static void text(writer *w, const char *name, const char *value)
 {
     key(w, name);
@@ -175,6 +186,8 @@ static void put_method(writer *w, const nbl__run_config *c)
     nbl__text_free(&method);
 }
 
+/* The course of the run: steps, losses, speed, memory. "first_loss" is left out of a run with fewer
+ * than two training records, "extreme_loss" of one without a finite evaluation. */
 static void put_course(writer *w, const nbl__report *r)
 {
     const nbl__record *first = find_record(r, false, false), *last = find_record(r, false, true),
@@ -200,6 +213,7 @@ static void put_course(writer *w, const nbl__report *r)
     count(w, "memory_budget", (int64_t)r->config->memory);
 }
 
+/* Prompts with the continuations of the model, and why there are none or not all of them. */
 static void put_samples(writer *w, const nbl__report *r)
 {
     const nbl__samples *s = r->samples;
@@ -220,6 +234,8 @@ static void put_samples(writer *w, const nbl__report *r)
     count(w, "held_back", r->held_back);
 }
 
+/* The plan's arenas in bytes, and how much of the layers is recomputed. "part": some operators of a
+ * layer; "whole": whole layers. */
 static void put_memory(writer *w, const nbl__report *r)
 {
     open_list(w, "memory");
@@ -239,6 +255,7 @@ static void put_memory(writer *w, const nbl__report *r)
     count(w, "layers", r->layers);
 }
 
+/* Counts of the data. Rows that depend on a key of the run are shown if the key is set. */
 static void put_data(writer *w, const nbl__report *r)
 {
     open_list(w, "data");
@@ -257,6 +274,7 @@ static void put_data(writer *w, const nbl__report *r)
     close_list(w);
 }
 
+/* What was trained, in which formats, on which instruction set. */
 static void put_machine(writer *w, const nbl__report *r)
 {
     open_list(w, "machine");
@@ -274,6 +292,7 @@ static void put_machine(writer *w, const nbl__report *r)
     close_list(w);
 }
 
+/* The configuration as YAML, as run.yml has it, with the changes at resumes. */
 static void put_configuration(writer *w, const nbl__report *r)
 {
     nbl__text *out = w->to, yaml = {.ctx = out->ctx};
@@ -287,6 +306,7 @@ static void put_configuration(writer *w, const nbl__report *r)
 
 /* ---- the page ---- */
 
+/* The whole JSON object. The order of the members has no meaning for the page. */
 static void put_facts(writer *w, const nbl__report *r)
 {
     (void)nbl__json_open(w, '{');
@@ -311,6 +331,7 @@ static void put_facts(writer *w, const nbl__report *r)
 void nbl__report_print(nbl__text *out, const nbl__report *r)
 {
     static const nbl__json_style style = {.indent = "", .item = {",", 1}, .key = {": ", 2}};
+    /* the page is compiled in and contains the mark once */
     static const char mark[] = "{{run}}";
     const char *at = strstr(page, mark);
     writer w = {.add = add, .to = out, .style = &style};

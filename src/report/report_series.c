@@ -1,5 +1,8 @@
 /* report_series.c - the curves of the report: at most about MAX_POINTS points of each series. See
- * report.h. */
+ * report.h.
+ *
+ * Cost: two passes over the records per series, and one curve (24 KB) of scratch. Nothing is
+ * allocated per point. */
 #include <math.h>
 
 #include "base/json/json_write.h"
@@ -51,6 +54,7 @@ typedef struct curve {
     int count;
 } curve;
 
+/* ---- points ---- */
 /* ---- points ---- */
 
 /* True if a record belongs to a series: evaluation or training, with a finite value. */

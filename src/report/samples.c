@@ -1,4 +1,8 @@
-/* samples.c - chooses prompts, continues them, and saves both in samples.json. See samples.h. */
+/* samples.c - chooses prompts, continues them, and saves both in samples.json. See samples.h.
+ *
+ * All texts and ids lie in the samples' arena and live until nbl__samples_close.
+ * Samples are extra information: a model that cannot generate and a damaged samples.json are no
+ * errors. `missing` then says why there are no samples. */
 #include "report/samples.h"
 
 #include "base/file/file.h"
@@ -12,7 +16,8 @@ static const uint64_t slack =
 
 /* ---- texts ---- */
 
-/* *text: the ids as text in the arena, zero bytes replaced with spaces. */
+/* *text: the ids as text in the arena. Zero bytes become spaces, because the texts of samples are C
+ * strings. */
 static nbl_status decode(nbl__samples *s, const int32_t *ids, int64_t count, const char **text)
 {
     char *decoded;
@@ -35,7 +40,8 @@ static bool is_trained(const nbl__example *e, int64_t i)
     return e->labels[i] >= 0;
 }
 
-/* The number of tokens of an example's prompt; 0: it has none, or a too long one. */
+/* Returns the number of tokens of an example's prompt: those before the first trained token.
+ * Returns 0 if there is no trained token, or if the prompt is longer than NBL_SAMPLE_PROMPT. */
 static int64_t prompt_size(const nbl__example *e)
 {
     int64_t first = 0;
@@ -67,6 +73,8 @@ nbl_status nbl__samples_choose(nbl_context *ctx, nbl__data *data, int64_t max, n
 {
     *s = (nbl__samples){.arena = nbl__arena_make(ctx)};
     s->tokenizer = nbl__data_tokenizer(data, &s->ends, &s->end_count);
+    /* Validation examples if the run holds some back, else training examples. At most
+     * EXAMPLES_TRIED examples are encoded in search of prompts. */
     max = nbl__min_i64(max, NBL_MAX_SAMPLES);
     int64_t tried = 0, count = s->tokenizer ? nbl__data_count(data).examples : 0;
     bool any_entry = nbl__data_held_count(data) > 0;
@@ -91,7 +99,9 @@ void nbl__samples_close(nbl__samples *s)
 
 /* ---- memory ---- */
 
-/* *bytes: memory that generation after a prompt of that length takes, as planned. */
+/* *bytes: planned memory of generating after a prompt of that many tokens: weights, both plans
+ * (prefill, then steps in the prefill's memory), and what generation and the device need beside
+ * them. */
 static nbl_status generation_bytes(nbl_model *m, int64_t prompt, uint64_t *bytes)
 {
     nbl__session first = {0}, next = {0};
@@ -115,6 +125,7 @@ nbl_status nbl__samples_limit(nbl__samples *s, nbl_model *m, uint64_t limit)
 {
     int64_t longest = 0;
     uint64_t bytes;
+    /* the longest prompt decides: samples are generated one after the other */
     for (int64_t i = 0; i < s->count; i++) longest = nbl__max_i64(longest, s->items[i].prompt.count);
     if (longest == 0) return NBL_OK;
     NBL_TRY(generation_bytes(m, longest, &bytes));
@@ -140,12 +151,14 @@ static nbl_status continue_prompt(nbl__samples *s, nbl_model *m, nbl__sample *it
     return decode(s, ids, made.ids.count, after ? &it->after : &it->before);
 }
 
+/* Copies the message: the error text of the context changes with the next error. */
 void nbl__samples_fail(nbl__samples *s, const char *why)
 {
     s->missing = nbl__arena_strdup(&s->arena, why);
     if (s->missing == NULL) s->missing = "memory ran out";
 }
 
+/* A failure of one prompt ends the samples. Those generated before it stay. */
 nbl_status nbl__samples_write(nbl__samples *s, nbl_model *m, bool after)
 {
     for (int64_t i = 0; i < s->count; i++) {
@@ -161,6 +174,7 @@ nbl_status nbl__samples_write(nbl__samples *s, nbl_model *m, bool after)
 
 /* ---- samples.json ---- */
 
+/* Appends `, "key": "text"`, or null for NULL. */
 static void put_member(nbl__text *out, const char *key, const char *text)
 {
     nbl__text_printf(out, ", \"%s\": ", key);
@@ -173,6 +187,7 @@ nbl_status nbl__samples_put(const nbl__samples *s, const char *path)
     nbl__text out = {.ctx = s->arena.ctx};
     nbl__text_printf(&out, "{\"samples\": [");
     for (int64_t i = 0; i < s->count; i++) {
+        /* `prompt` and `example` are the identity of a sample when it is read again */
         const nbl__sample *it = &s->items[i];
         nbl__text_printf(&out, "%s\n  {\"example\": %" PRId64, i ? "," : "", it->example);
         put_member(&out, "prompt", it->text);
@@ -210,6 +225,8 @@ nbl_status nbl__samples_parse(nbl__samples *s, const char *where, const char *te
     return NBL_OK;
 }
 
+/* A resumed run reads what the model wrote before its first step. Samples without such a text stay,
+ * and `missing` says why. */
 nbl_status nbl__samples_recall(nbl__samples *s, const char *path)
 {
     char *text;

@@ -10,8 +10,6 @@
 
 nbl_status nbl__new_adapter(nbl_model *model, const nbl__run_config *c)
 {
-    /* PEFT's default for these architectures: PEFT knows modules by name */
-    static const char *const by_default[] = {"q_proj", "v_proj"};
     nbl__peft_settings settings = {.base_model = c->base_model,
                                    .task_type = "CAUSAL_LM",
                                    .r = c->lora_r,
@@ -24,8 +22,6 @@ nbl_status nbl__new_adapter(nbl_model *model, const nbl__run_config *c)
     if (!c->target_linear) {
         settings.target.regex = c->target_regex;
         settings.target.list = (nbl__peft_list){c->target_modules.items, c->target_modules.count};
-        if (c->target_regex == NULL && c->target_modules.count == 0)
-            settings.target.list = (nbl__peft_list){by_default, 2};
     }
     return nbl__model_new_adapter(model, c->file, &settings);
 }

@@ -106,7 +106,8 @@ static void build_model(builder *b, const char *arch)
 {
     char key[128];
     bool gemma = strncmp(arch, "gemma", 5) == 0,
-         normed = strcmp(arch, "qwen3") == 0 || strcmp(arch, "gemma3") == 0;
+         normed = strcmp(arch, "qwen3") == 0 || strcmp(arch, "gemma3") == 0,
+         fused = strcmp(arch, "phi3") == 0;
     float first = 100;
     memset(b, 0, sizeof *b);
     add_text(b, "general.architecture", arch);
@@ -131,9 +132,16 @@ static void build_model(builder *b, const char *arch)
 #define TENSOR(suffix, rows, columns)                                                                        \
     (snprintf(name, sizeof name, "blk.%d." suffix, layer), add_tensor(b, name, rows, columns, first += 1000))
         TENSOR("attn_norm.weight", 0, HIDDEN);
-        TENSOR("attn_q.weight", HEADS * HEAD_DIM, HIDDEN);
-        TENSOR("attn_k.weight", KV_HEADS * HEAD_DIM, HIDDEN);
-        TENSOR("attn_v.weight", KV_HEADS * HEAD_DIM, HIDDEN);
+        if (fused) {
+            TENSOR("attn_qkv.weight", (HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN);
+            TENSOR("ffn_up.weight", 2 * INNER, HIDDEN);
+        } else {
+            TENSOR("attn_q.weight", HEADS * HEAD_DIM, HIDDEN);
+            TENSOR("attn_k.weight", KV_HEADS * HEAD_DIM, HIDDEN);
+            TENSOR("attn_v.weight", KV_HEADS * HEAD_DIM, HIDDEN);
+            TENSOR("ffn_gate.weight", INNER, HIDDEN);
+            TENSOR("ffn_up.weight", INNER, HIDDEN);
+        }
         TENSOR("attn_output.weight", HIDDEN, HEADS * HEAD_DIM);
         if (strcmp(arch, "qwen2") == 0) {
             TENSOR("attn_q.bias", 0, HEADS * HEAD_DIM);
@@ -145,8 +153,6 @@ static void build_model(builder *b, const char *arch)
         if (gemma) TENSOR("post_attention_norm.weight", 0, HIDDEN);
         if (gemma) TENSOR("post_ffw_norm.weight", 0, HIDDEN);
         TENSOR("ffn_norm.weight", 0, HIDDEN);
-        TENSOR("ffn_gate.weight", INNER, HIDDEN);
-        TENSOR("ffn_up.weight", INNER, HIDDEN);
         TENSOR("ffn_down.weight", HIDDEN, INNER);
 #undef TENSOR
     }

@@ -169,6 +169,49 @@ static void qwen_and_gemma_get_their_names_and_gemma_its_norms_less_one(void **s
     nbl_context_destroy(ctx);
 }
 
+static void phi3_gets_its_fused_matrices_and_its_window(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    uint8_t *file;
+    nbl__gguf_model *model;
+    float row[HIDDEN];
+    for (uint32_t window = 0; window < 32; window += 16) { /* 0: the file says that there is none */
+        build_model(&b, "phi3");
+        add_u32(&b, "phi3.attention.sliding_window", window);
+        add_u32(&b, "phi3.rope.dimension_count", HEAD_DIM);
+        add_u32(&b, "phi3.rope.scaling.original_context_length", 64);
+        assert_ok(ctx, open_model(ctx, &b, &file, &model));
+        assert_string_equal(model->config.model_type, "phi3");
+        assert_string_equal(model->config.architecture, "Phi3ForCausalLM");
+        assert_int_equal(model->weight_count, b.tensor_count);
+        if (window) assert_int_equal(config_integer(model, "sliding_window"), window);
+        else assert_null(nbl__json_get(model->config.root, "sliding_window"));
+        const nbl__gguf_weight *up = nbl__gguf_weight_find(model, "model.layers.1.mlp.gate_up_proj.weight");
+        const nbl__gguf_weight *qkv = nbl__gguf_weight_find(model,
+                                                            "model.layers.1.self_attn.qkv_proj.weight");
+        assert_int_equal(up->rows, 2 * INNER);
+        assert_int_equal(qkv->rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM);
+        assert_ok(ctx, nbl__gguf_weight_rows(ctx, qkv, 1, 2, NBL_DTYPE_F32, row));
+        assert_memory_equal(row, floats_of(model, "blk.1.attn_qkv.weight") + HIDDEN, sizeof row);
+        nbl__gguf_model_close(model);
+        free(file);
+    }
+    build_model(&b, "phi3"); /* longrope */
+    add_tensor(&b, "rope_factors_long.weight", 0, HEAD_DIM / 2, 1);
+    MODEL_REFUSED(&b, "rope_factors_long.weight");
+    build_model(&b, "phi3");
+    add_u32(&b, "phi3.rope.dimension_count", 2);
+    MODEL_REFUSED(&b, "phi3.rope.dimension_count", "not rotated");
+    build_model(&b, "phi3");
+    add_f32(&b, "phi3.final_logit_softcapping", 2);
+    MODEL_REFUSED(&b, "phi3.final_logit_softcapping");
+    build_model(&b, "phi3");
+    add_tensor(&b, "blk.0.attn_q.weight", HEADS * HEAD_DIM, HIDDEN, 0);
+    MODEL_REFUSED(&b, "blk.0.attn_q.weight");
+    nbl_context_destroy(ctx);
+}
+
 static void rotary_scaling_is_told_or_refused(void **state)
 {
     (void)state;
@@ -368,6 +411,7 @@ int main(void)
         cmocka_unit_test(a_llama_gets_its_config_and_its_rows_in_halves),
         cmocka_unit_test(llama_biases_are_transposed_with_their_rows),
         cmocka_unit_test(qwen_and_gemma_get_their_names_and_gemma_its_norms_less_one),
+        cmocka_unit_test(phi3_gets_its_fused_matrices_and_its_window),
         cmocka_unit_test(rotary_scaling_is_told_or_refused),
         cmocka_unit_test(what_is_not_understood_is_refused_by_name),
         cmocka_unit_test(templates_tokens_and_ends_of_a_file_are_read),

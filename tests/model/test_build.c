@@ -1,5 +1,5 @@
 /* test_build.c - the typed builders of a graph, names of nodes in messages, and the roles that the builders of
- * architectures give to weights. */
+ * architectures give to weights; missing keys of a config. */
 #include "tiny_model.h"
 
 #include "graph/build.h"
@@ -81,10 +81,10 @@ static void every_weight_gets_its_role_and_load_converts_linear_layers_alone(voi
         nbl_model *model;
         assert_int_equal(nbl_context_create(NULL, &ctx), NBL_OK);
         tiny_write(ctx, i, false, &tiny);
-        nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = NBL_COMPUTE_F32, .load = NBL_FORMAT_NF4,
-                                     .adapter = tiny.adapter};
+        nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = NBL_COMPUTE_F32,
+                                     .load = NBL_FORMAT_NF4, .adapter = tiny.adapter};
         assert_ok(ctx, nbl_model_open(ctx, tiny.model, &options, &model));
-        int linear = 0;
+        int linear = 0, layers = 2 * (tiny_architectures[i].fused ? 4 : 7);
         for (int64_t k = 0; k < model->weight_count; k++) {
             const struct nbl__weight_entry *it = &model->weights[k];
             assert_int_equal(it->role, role_by_name(it->name));
@@ -92,7 +92,7 @@ static void every_weight_gets_its_role_and_load_converts_linear_layers_alone(voi
             assert_int_equal(it->weight.format,
                              it->role == NBL_WEIGHT_LINEAR ? NBL_FORMAT_NF4 : NBL_FORMAT_DENSE);
         }
-        assert_int_equal(linear, 2 * 7);
+        assert_int_equal(linear, layers);
         assert_string_equal(nbl__model_find_role(model, NBL_WEIGHT_EMBEDDING)->name,
                             "model.embed_tokens.weight");
         /* The graph's values have the roles of their weights; an adapter's parameters have their own. */
@@ -113,12 +113,39 @@ static void every_weight_gets_its_role_and_load_converts_linear_layers_alone(voi
                                          : b ? NBL_WEIGHT_LORA_B
                                              : role_by_name(info->name));
         }
-        assert_int_equal(adapters, 2 * 2 * 7);
+        assert_int_equal(adapters, 2 * layers);
         nbl__session_close(&s);
         nbl_model_close(model);
         nbl_context_destroy(ctx);
         remove_tree(tiny.folder);
     }
+}
+
+/* Values of Phi3Config in transformers 5.22; its rms_norm_eps and positions are not those of LlamaConfig. */
+static void missing_keys_of_phi3_have_transformers_defaults(void **state)
+{
+    (void)state;
+    static const char config[] = "{\"model_type\": \"phi3\", \"vocab_size\": 32064, \"hidden_size\": 64, "
+                                 "\"intermediate_size\": 24, \"num_hidden_layers\": 2, "
+                                 "\"num_attention_heads\": 4}";
+    nbl_context *ctx;
+    assert_int_equal(nbl_context_create(NULL, &ctx), NBL_OK);
+    nbl__arena arena = nbl__arena_make(ctx);
+    const nbl__json *root;
+    nbl__decoder d;
+    assert_ok(ctx, nbl__json_parse(&arena, "config.json", config, sizeof config - 1, NBL_JSON_PYTHON, &root));
+    assert_ok(ctx, nbl__decoder_read(ctx, "config.json", root, &d));
+    assert_true(d.norm_eps == 1e-5f);
+    assert_true(d.rope.theta == 10000);
+    assert_int_equal(d.positions, 4096);
+    assert_int_equal(d.padding, 32000);
+    assert_int_equal(d.kv_heads, 4);
+    assert_int_equal(d.head_dim, 16);
+    assert_int_equal(d.act, NBL_ACT_SILU);
+    assert_int_equal(d.window, 0);
+    assert_false(d.tied || d.sliding[0]);
+    nbl__arena_free(&arena);
+    nbl_context_destroy(ctx);
 }
 
 int main(void)
@@ -128,6 +155,7 @@ int main(void)
         cmocka_unit_test(a_typed_builder_is_the_node_that_names_build),
         cmocka_unit_test(a_node_is_shown_with_its_layer_once),
         cmocka_unit_test(every_weight_gets_its_role_and_load_converts_linear_layers_alone),
+        cmocka_unit_test(missing_keys_of_phi3_have_transformers_defaults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -227,6 +227,7 @@ GOLDEN(qwen2_with_a_window_is_as_transformers_has_it, "qwen2", "bf16", "lora", N
 GOLDEN(qwen3_is_as_transformers_has_it, "qwen3", "bf16", "dora", NULL)
 GOLDEN(gemma2_is_as_transformers_has_it, "gemma2", "bf16", "lora", NULL)
 GOLDEN(gemma3_with_two_ropes_is_as_transformers_has_it, "gemma3", "bf16", "dora", NULL)
+GOLDEN(phi3_with_a_window_is_as_transformers_has_it, "phi3", "bf16", "lora", "dora")
 GOLDEN(linear_rope_is_as_transformers_has_it, "rope-linear", "bf16", NULL, NULL)
 GOLDEN(llama3_rope_is_as_transformers_has_it, "rope-llama3", "bf16", NULL, NULL)
 GOLDEN(yarn_is_as_transformers_has_it, "rope-yarn", "bf16", NULL, NULL)
@@ -260,6 +261,41 @@ static void bend(const char *text, const bent *how, char *out, size_t room)
     }
 }
 
+/* Opens a golden model with one key of its config.json changed, for each case. */
+static void assert_refused(const char *name, const bent *cases, size_t count)
+{
+    nbl_context *ctx = new_context();
+    char source[512], folder[64], text[16384];
+    size_t size;
+    int wrong = 0;
+    snprintf(source, sizeof source, "%s/models/%s", TEST_DATA_DIR, name);
+    make_temp(folder);
+    uint8_t *weights = read_file(in_folder(source, "model.safetensors"), &size);
+    write_file(folder, "model.safetensors", weights, size);
+    free(weights);
+    char *config = (char *)read_file(in_folder(source, "config.json"), &size);
+    config[size] = '\0';
+    for (size_t i = 0; i < count; i++) {
+        nbl_model *model;
+        nbl_model_plan *plan = NULL;
+        bend(config, &cases[i], text, sizeof text);
+        write_file(folder, "config.json", text, strlen(text));
+        nbl_status status = nbl_model_open(ctx, folder, NULL, &model);
+        if (status == NBL_OK) status = nbl_model_make_plan(model, 16, 1, 0, &plan);
+        else assert_null(model);
+        if (status != cases[i].status || strstr(nbl_error_message(ctx), cases[i].words) == NULL)
+            wrong++,
+                print_error("%s = %s: %s: \"%.300s\" instead of \"%s\"\n", cases[i].key, cases[i].value,
+                            nbl_status_name(status), status ? nbl_error_message(ctx) : "", cases[i].words);
+        nbl_model_plan_free(plan);
+        nbl_model_close(model);
+    }
+    free(config);
+    remove_tree(folder);
+    assert_int_equal(wrong, 0);
+    nbl_context_destroy(ctx);
+}
+
 static void hostile_configs_are_refused_by_the_name_of_the_key(void **state)
 {
     (void)state;
@@ -291,36 +327,29 @@ static void hostile_configs_are_refused_by_the_name_of_the_key(void **state)
         {"rope_scaling_of_mine", "3", NBL_ERROR_UNSUPPORTED,
          "the key rope_scaling_of_mine is not understood"},
     };
-    nbl_context *ctx = new_context();
-    char source[512], folder[64], text[16384];
-    size_t size;
-    int wrong = 0;
-    snprintf(source, sizeof source, "%s/models/store-f32", TEST_DATA_DIR);
-    make_temp(folder);
-    uint8_t *weights = read_file(in_folder(source, "model.safetensors"), &size);
-    write_file(folder, "model.safetensors", weights, size);
-    free(weights);
-    char *config = (char *)read_file(in_folder(source, "config.json"), &size);
-    config[size] = '\0';
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        nbl_model *model;
-        nbl_model_plan *plan = NULL;
-        bend(config, &cases[i], text, sizeof text);
-        write_file(folder, "config.json", text, strlen(text));
-        nbl_status status = nbl_model_open(ctx, folder, NULL, &model);
-        if (status == NBL_OK) status = nbl_model_make_plan(model, 16, 1, 0, &plan);
-        else assert_null(model);
-        if (status != cases[i].status || strstr(nbl_error_message(ctx), cases[i].words) == NULL)
-            wrong++,
-                print_error("%s = %s: %s: \"%.300s\" instead of \"%s\"\n", cases[i].key, cases[i].value,
-                            nbl_status_name(status), status ? nbl_error_message(ctx) : "", cases[i].words);
-        nbl_model_plan_free(plan);
-        nbl_model_close(model);
-    }
-    free(config);
-    remove_tree(folder);
-    assert_int_equal(wrong, 0);
-    nbl_context_destroy(ctx);
+    assert_refused("store-f32", cases, sizeof cases / sizeof *cases);
+}
+
+static void what_phi3_has_not_is_refused_by_the_name_of_the_key(void **state)
+{
+    (void)state;
+    static const bent cases[] = {
+        {"rope_type", "\"longrope\"", NBL_ERROR_UNSUPPORTED, "rope_type \"longrope\" is not"},
+        {"rope_type", "\"su\"", NBL_ERROR_UNSUPPORTED, "rope_type \"su\" is not"},
+        /* transformers takes it for longrope */
+        {"rope_type", "\"yarn\"", NBL_ERROR_UNSUPPORTED, "rope_type"},
+        {"rope_type", "\"linear\", \"factor\": 2", NBL_ERROR_UNSUPPORTED, "rope_type"},
+        {"rope_local_base_freq", "500", NBL_ERROR_UNSUPPORTED, "rope_local_base_freq"},
+        {"partial_rotary_factor", "0.75", NBL_ERROR_UNSUPPORTED, "partial_rotary_factor 0.75"},
+        {"resid_pdrop", "0.1", NBL_ERROR_UNSUPPORTED, "resid_pdrop is 0.1"},
+        {"embd_pdrop", "0.1", NBL_ERROR_UNSUPPORTED, "embd_pdrop is 0.1"},
+        {"layer_types", "[\"full_attention\"]", NBL_ERROR_UNSUPPORTED, "layer_types"},
+        {"attention_bias", "true", NBL_ERROR_UNSUPPORTED, "attention_bias"},
+        {"head_dim", "2147483646", NBL_ERROR_FORMAT, "head_dim 2147483646 is above 2147483647"},
+        {"num_key_value_heads", "1", NBL_ERROR_FORMAT, "self_attn.qkv_proj.weight\" is [32, 16]"},
+        {"intermediate_size", "23", NBL_ERROR_FORMAT, "mlp.gate_up_proj.weight\" is [48, 16]"},
+    };
+    assert_refused("phi3", cases, sizeof cases / sizeof *cases);
 }
 
 static void ids_outside_the_vocabulary_are_refused_with_their_index(void **state)
@@ -357,6 +386,7 @@ int main(void)
         cmocka_unit_test(qwen3_is_as_transformers_has_it),
         cmocka_unit_test(gemma2_is_as_transformers_has_it),
         cmocka_unit_test(gemma3_with_two_ropes_is_as_transformers_has_it),
+        cmocka_unit_test(phi3_with_a_window_is_as_transformers_has_it),
         cmocka_unit_test(linear_rope_is_as_transformers_has_it),
         cmocka_unit_test(llama3_rope_is_as_transformers_has_it),
         cmocka_unit_test(yarn_is_as_transformers_has_it),
@@ -368,6 +398,7 @@ int main(void)
         cmocka_unit_test(nested_nf4_is_as_bitsandbytes_has_it),
         cmocka_unit_test(int8_is_no_further_from_the_truth_than_bitsandbytes),
         cmocka_unit_test(hostile_configs_are_refused_by_the_name_of_the_key),
+        cmocka_unit_test(what_phi3_has_not_is_refused_by_the_name_of_the_key),
         cmocka_unit_test(ids_outside_the_vocabulary_are_refused_with_their_index),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

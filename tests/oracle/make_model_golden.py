@@ -1,7 +1,7 @@
 """Makes tests/data/models: tiny models with random weights of every architecture, rope and storage, and what transformers, PEFT and
 bitsandbytes compute with them, for tests/model/test_models.c.
 
-    python tests/oracle/make_model_golden.py [FOLDER]
+    python tests/oracle/make_model_golden.py [FOLDER [CASE...]]      (default: tests/data/models, all cases)
 
 A case is a folder: the model as transformers saves it, adapters as PEFT saves them (lora/, dora/), and expected.safetensors:
   ids.N, labels.N       sequences and their labels (i32)
@@ -26,7 +26,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3TextConfig, LlamaConfig, MistralConfig,
-                          Qwen2Config, Qwen3Config)
+                          Phi3Config, Qwen2Config, Qwen3Config)
 
 TARGET = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "data/models")
 HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -58,6 +58,7 @@ CASES = {
     "qwen3": (Qwen3Config(**SIZES, head_dim=8, rope_parameters=rope(theta=1e6), tie_word_embeddings=True), "bf16", ["dora"]),
     "gemma2": (Gemma2Config(**gemma(), attn_logit_softcapping=3.0, final_logit_softcapping=5.0, rope_parameters=rope()), "bf16", ["lora"]),
     "gemma3": (Gemma3TextConfig(**gemma(), rope_parameters={"full_attention": rope("linear", 1e5, factor=8.0), "sliding_attention": rope()}), "bf16", ["dora"]),
+    "phi3": (Phi3Config(**SIZES, sliding_window=4, rope_parameters=rope(theta=300.0)), "bf16", ["lora", "dora"]),
     "rope-linear": (llama(rope_parameters=rope("linear", factor=2.0)), "bf16", []),
     "rope-llama3": (llama(rope_parameters=rope("llama3", 1000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)), "bf16", []),
     "rope-yarn": (llama(rope_parameters=rope("yarn", 100.0, **YARN)), "bf16", []),
@@ -211,4 +212,4 @@ def make(name, config, storage, adapters):
     print(f"{name}: {sum(f.stat().st_size for f in folder.rglob('*') if f.is_file())} bytes, {len(set(sum(tokens, [])))} distinct greedy tokens", flush=True)
 
 
-for case_name, case in CASES.items(): make(case_name, *case)
+for case_name in sys.argv[2:] or CASES: make(case_name, *CASES[case_name])

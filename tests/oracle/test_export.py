@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 warnings.filterwarnings("ignore")  # PEFT's, of tied weights
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "gemma3_text": "gemma3"}
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "gemma3_text": "gemma3",
+                 "phi3": "phi3"}
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
 

@@ -42,7 +42,8 @@ def build(room, kind, **options):
 
 PARTS = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
          "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
-         "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+         "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+         "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 NORMS = {False: {"post_attention_layernorm": "ffn_norm"},
          True: {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm"}}
 
@@ -65,6 +66,7 @@ def store(path, model, architecture, kind):
     rope = c.rope_parameters
     w.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if gemma: w.add_sliding_window(c.sliding_window)
+    if architecture == "phi3": w.add_sliding_window(c.sliding_window or 0); w.add_rope_dimension_count(c.head_dim)
     if architecture == "gemma2": w.add_attn_logit_softcapping(c.attn_logit_softcapping); w.add_final_logit_softcapping(c.final_logit_softcapping)
     w.add_token_list([f"t{i}" for i in range(c.vocab_size)])
     w.add_bos_token_id(c.bos_token_id); w.add_eos_token_id(c.eos_token_id); w.add_pad_token_id(c.pad_token_id)
@@ -108,7 +110,7 @@ MODELS = [("llama", dict(tie_word_embeddings=False)), ("llama", dict(tie_word_em
           ("llama", dict(rope_parameters=dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                               original_max_position_embeddings=8192))),
           ("qwen2", dict(tie_word_embeddings=True)), ("qwen3", dict(tie_word_embeddings=False)), ("gemma2", dict(sliding_window=32, query_pre_attn_scalar=16)),
-          ("gemma3_text", dict(sliding_window=32, num_hidden_layers=7, query_pre_attn_scalar=16))]
+          ("gemma3_text", dict(sliding_window=32, num_hidden_layers=7, query_pre_attn_scalar=16)), ("phi3", dict(sliding_window=32)), ("phi3", {})]
 
 
 @check

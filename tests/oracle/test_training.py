@@ -146,6 +146,12 @@ def twenty_steps_of_dora_on_qwen3(room):
 
 
 @check
+def twenty_steps_of_dora_on_phi3(room):
+    for stored in STORED:
+        twenty_steps(room, "phi3", stored, use_dora=True)
+
+
+@check
 def a_whole_model_that_was_trained_loads_in_transformers(room):
     base, rows = make_base(room, "whole", "llama", "bf16"), make_rows(room)
     out = run_of(room, "whole", base, None, rows, adapter=None, lora_r=None, lora_alpha=None, lora_target_linear=None, lora_model_dir=None,

@@ -1,15 +1,17 @@
-/* cuda_attention.c - examines attention on the first CUDA device: every implementation against the CPU, and
- * its speed.
+/* cuda_attention.c - examines attention on the first CUDA device: every implementation against the
+ * CPU, and its speed.
  *
- *   cuda_attention test [--quick]   shapes of real models and awkward ones: results within the operators'
- *                                   bounds of the CPU's f32, the same bits twice, on unaligned memory, for a
- *                                   sequence alone and beside one of NaN; wrong data is reported; a captured decode follows
- *                                   its lengths. Without a device it says so and exits with 77. --quick: few
+ *   cuda_attention test [--quick]   shapes of real models and awkward ones. Checks: results within
+ *                                   the operators' bounds of the CPU's f32; the same bits twice, on
+ *                                   unaligned memory, for a sequence alone and beside one of NaN;
+ *                                   wrong data is reported; a captured decode follows its lengths.
+ *                                   Without a device it says so and exits with 77. --quick: few
  *                                   small shapes, for compute-sanitizer
- *   cuda_attention bench [NAME]     milliseconds and TFLOP/s of forward and backward, TB/s of decode, medians.
- *                                   NAME: of this implementation only, and no decode
+ *   cuda_attention bench [NAME]     milliseconds and TFLOP/s of forward and backward, TB/s of
+ *                                   decode, medians. NAME: this implementation only, no decode
  *
- * nibble-ops has the exhaustive table; this has what needs a device: large shapes, captures, faults. */
+ * nibble-ops has the exhaustive table. This program has what needs a device: large shapes, captured
+ * graphs, faults. */
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdio.h>
@@ -34,6 +36,7 @@ static void stop(const char *call, const char *why, int line)
     exit(1);
 }
 
+/* Counts a check, and prints the first 40 failures. */
 static void check(bool good, const char *what, const char *which, double value)
 {
     checks++;
@@ -54,6 +57,7 @@ static float random_unit(void) /* roughly normal */
     return (float)(sum - 2 * 0xffff) * (1.7f / 65536);
 }
 
+/* Zeroed host memory, 64 bytes aligned. The program ends if there is none. */
 static void *host(size_t bytes)
 {
     void *memory = aligned_alloc(64, (bytes + 64) / 64 * 64);
@@ -84,6 +88,7 @@ static void allocate(nbl_tensor *t, int64_t skew)
     t->data = memory + (size_t)skew * nbl__size_of(t->dtype);
 }
 
+/* Frees device memory of allocate(), whose skew is below 256 bytes. */
 static void displace(nbl_tensor *t)
 {
     if (t->data) cudaFree((void *)((uintptr_t)t->data / 256 * 256));
@@ -108,6 +113,7 @@ static void make_random(nbl_tensor *on_host, nbl_tensor *on_device, nbl_tensor s
     free(rounded);
 }
 
+/* The same integers on both sides. */
 static void make_integers(nbl_tensor *on_host, nbl_tensor *on_device, const int32_t *values, int64_t n)
 {
     *on_host = *on_device = tensor(NBL_DTYPE_I32, 1, n, 0, 0, 0);
@@ -142,6 +148,7 @@ static double error_of(const nbl_tensor *got, const nbl_tensor *want)
     return all > 0 ? sqrt(off / all) : sqrt(off);
 }
 
+/* Compares two tensors of the device byte by byte. */
 static bool same_bits(const nbl_tensor *a, const nbl_tensor *b)
 {
     void *x = read_back(a), *y = read_back(b);
@@ -153,6 +160,8 @@ static bool same_bits(const nbl_tensor *a, const nbl_tensor *b)
 
 /* ---- running ---- */
 
+/* Infers, chooses (impl NULL), and runs one operator with scratch of NaN bytes. Waits for the
+ * device. */
 static nbl_status run_impl(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl, void *arguments)
 {
     NBL_TRY(op->infer(ctx, arguments));
@@ -170,6 +179,8 @@ static nbl_status run_impl(nbl_context *ctx, const nbl__op *op, const nbl__impl 
     return status;
 }
 
+/* One attention problem: sequences, heads, masks. large: too slow for compute-sanitizer and for all
+ * combinations. */
 typedef struct shape {
     int32_t lengths[6]; /* 0 at the end; -1: an empty sequence */
     int64_t heads, key_heads, size;
@@ -205,6 +216,7 @@ typedef struct problem {
     nbl__attention host, device;
 } problem;
 
+/* Fills at[] with the offsets of the sequences, and returns their number. */
 static int sequences_of(const shape *s, int32_t *at)
 {
     int count = 0;
@@ -264,6 +276,7 @@ static void free_problem(problem *p)
     }
 }
 
+/* The operators' bounds (docs/NUMERICS.md). */
 static double bound_of(nbl_dtype dtype)
 {
     return dtype == NBL_DTYPE_F32 ? 1e-5 : dtype == NBL_DTYPE_F16 ? 1e-3 : 8e-3;
@@ -272,6 +285,7 @@ static double bound_of(nbl_dtype dtype)
 static const nbl_dtype dtypes[3] = {NBL_DTYPE_F32, NBL_DTYPE_F16, NBL_DTYPE_BF16};
 static double worst[3][6];
 
+/* Compares all results of a problem with the CPU's, and remembers the worst errors. */
 static void compare(const problem *p, int dtype, const char *name, const char *impl)
 {
     static const char *const names[6] = {"out", "lse", "dq", "dk", "dv", "dsinks"};
@@ -289,6 +303,7 @@ static void compare(const problem *p, int dtype, const char *name, const char *i
     }
 }
 
+/* Checks that two runs gave the same bits. */
 static void same_results(const problem *a, const problem *b, const char *which, const char *when)
 {
     const nbl_tensor *x[6] = {&a->device.out, &a->device.lse, &a->device.dq,
@@ -357,6 +372,7 @@ static void beside_nan(const shape *s, const problem *packed, problem *again, co
     }
 }
 
+/* All checks of one shape in one dtype, for each implementation that takes it. */
 static void test_shape(const shape *s, int dtype, bool with_reference)
 {
     const nbl__family *family = nbl__family_find("attention");
@@ -404,6 +420,7 @@ static void test_shape(const shape *s, int dtype, bool with_reference)
 
 static double worst_decode;
 
+/* attention_decode against the CPU, and a captured graph that is replayed with other lengths. */
 static void test_decode(nbl_dtype dtype, nbl_dtype kept, int64_t heads, int64_t key_heads, int64_t size,
                         int64_t cached, int64_t window, float softcap, bool sinks, int64_t skew)
 {
@@ -456,6 +473,7 @@ static void test_decode(nbl_dtype dtype, nbl_dtype kept, int64_t heads, int64_t 
     for (int i = 0; i < 6; i++) free(on_host[i]->data), displace(on_device[i]);
 }
 
+/* kv_write and take_rows against the CPU: the same bytes. */
 static void test_cache(nbl_dtype from, nbl_dtype to, int64_t size, int64_t skew)
 {
     const int32_t rows[3] = {7, 0, 4};
@@ -497,6 +515,7 @@ static void expect_fault(nbl_status status, const char *what)
     check(status == NBL_ERROR_ARGUMENT, "was not reported", what, (double)status);
 }
 
+/* Data that infer cannot see must be reported by the wait after the run. */
 static void test_faults(void)
 {
     static const shape small = {{20, 20}, 2, 1, 64, true, false, 0, 0, 0, false};

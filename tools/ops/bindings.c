@@ -121,6 +121,7 @@ static nbl_status bind_rope(run *r)
     return run_family(r, &nbl__rope_family, &a);
 }
 
+/* rope_table has the same object. */
 static nbl_status bind_rope_table(run *r)
 {
     nbl__rope_table a = {0};
@@ -128,6 +129,7 @@ static nbl_status bind_rope_table(run *r)
     return run_family(r, &nbl__rope_table_family, &a);
 }
 
+/* The operators with a function of their own; all others are read off their family. */
 static const struct {
     const char *op;
     nbl_status (*bind)(run *r);

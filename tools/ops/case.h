@@ -87,7 +87,7 @@ typedef struct op_case {
 
 typedef enum case_status { CASE_READY, CASE_SKIP, CASE_BAD } case_status;
 /* Builds the arguments. SKIP: there is no such case (a shape that a format cannot hold, a split that T
- * does not have); BAD: `why` tells. */
+ * does not have); BAD: see `why`. */
 case_status case_build(nbl_context *ctx, const nbl__family *family, const char *text, uint64_t seed,
                        case_split split, op_case *c, char why[CASE_TEXT]);
 /* The same without `infer`, so that a test can spoil the arguments first; cotangents must be in the text. */
@@ -164,8 +164,9 @@ void case_begin(const op_case *c, const case_run *forward, case_run *r);
 void case_end(case_run *r);
 /* Infers, gives outputs (and, backward, missing cotangents and gradients) their memory, and runs the
  * implementation (NULL: the one that dispatch chooses) with scratch that holds NaN. Both also check the red
- * zones, that no input was written, and that the outputs' dtypes and shapes are those that infer had told.
- * A failure leaves a message in the context. `skewed`: outputs are aligned to their element only. */
+ * zones, that no input was written, and that the outputs' dtypes and shapes are those that infer
+ * computed. A failure leaves a message in the context. `skewed`: outputs are aligned to their
+ * element only. */
 nbl_status case_forward(nbl_context *ctx, const op_case *c, const nbl__impl *impl, bool skewed, case_run *r);
 nbl_status case_backward(nbl_context *ctx, const op_case *c, const nbl__impl *impl, bool skewed, case_run *r);
 /* With a context on a device both run there (device.h); r->recorded: through a capture of its stream. */

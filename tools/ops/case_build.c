@@ -1,4 +1,9 @@
-/* case_build.c - from a case's text to an operator's arguments. */
+/* case_build.c - from a case's text to an operator's arguments.
+ *
+ *   words_known ─▶ read_attrs ─▶ read_special ─▶ read_slots ─▶ infer ─▶ make_cotangents
+ *
+ * A case that cannot be read is CASE_BAD and fails the table. A shape that does not allow a split,
+ * or does not fit a storage format, is CASE_SKIP. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -14,6 +19,7 @@ static bool is_engine_word(const char *name)
     return name[0] >= 'A' && name[0] <= 'Z' && name[1] == 0;
 }
 
+/* Writes the reason, and returns false for the caller to return. */
 static bool bad(char why[CASE_TEXT], const char *what, const char *name, const char *value)
 {
     snprintf(why, CASE_TEXT, "%s: %.64s=%.200s", what, name, value);
@@ -36,12 +42,14 @@ static bool words_known(const nbl__family *family, const char *text, char why[CA
 
 /* ---- attributes ---- */
 
+/* yes, true, no, false. */
 static bool read_flag(const char *value, bool *flag)
 {
     *flag = strcmp(value, "true") == 0 || strcmp(value, "yes") == 0;
     return *flag || strcmp(value, "false") == 0 || strcmp(value, "no") == 0;
 }
 
+/* Reads one attribute into its field. False: the text is no value of the attribute's type. */
 static bool read_attr(const char *text, const nbl__attr *attr, const char *value, void *field)
 {
     double number = 0;
@@ -71,6 +79,7 @@ static bool read_attr(const char *text, const nbl__attr *attr, const char *value
     return false;
 }
 
+/* Reads all attributes. A dtype must be given: a default would hide what a case tests. */
 static bool read_attrs(op_case *c, char why[CASE_TEXT])
 {
     nbl__attrs_reset(c->family, c->arguments);
@@ -124,6 +133,8 @@ static case_status split_of(case_split split, int64_t t, bool more, nbl_tensor *
     return CASE_READY;
 }
 
+/* Reads "2xTxD" into a shape. Each dimension is a number, a named number or a product; T may
+ * split. */
 static case_status read_shape(const op_case *c, const char *text, case_split split, nbl_tensor *shape)
 {
     shape->rank = 0;
@@ -142,6 +153,7 @@ static case_status read_shape(const op_case *c, const char *text, case_split spl
     }
 }
 
+/* The number of items of "[a,b,c]". */
 static int list_length(const char *list)
 {
     int n = list[1] != ']';
@@ -188,6 +200,7 @@ static case_status read_tensor(op_case *c, const nbl__slot *slot, const char *va
     return status;
 }
 
+/* SHAPE[:STORE]: a matrix in a storage format. */
 static case_status read_weight(nbl_context *ctx, op_case *c, const nbl__slot *slot, const char *value,
                                char why[CASE_TEXT])
 {
@@ -201,6 +214,7 @@ static case_status read_weight(nbl_context *ctx, op_case *c, const nbl__slot *sl
     return CASE_BAD;
 }
 
+/* Reads the slots that the text names; "none" leaves an optional slot absent. */
 static case_status read_slots(nbl_context *ctx, op_case *c, case_split split, char why[CASE_TEXT])
 {
     for (const nbl__slot *slot = c->family->slots; slot->name; slot++) {
@@ -253,6 +267,7 @@ case_status case_build_inputs(nbl_context *ctx, const nbl__family *family, const
     return read_slots(ctx, c, split, why);
 }
 
+/* The checksum is that of the inputs: a run must not change them. */
 case_status case_build(nbl_context *ctx, const nbl__family *family, const char *text, uint64_t seed,
                        case_split split, op_case *c, char why[CASE_TEXT])
 {

@@ -1,10 +1,14 @@
 /* case_data.c - memory with red zones, and the values of a case's tensors and weights.
  *
- * Generators of floats: normal (unless said), positive, zero, huge (1e4 times normal: what overflows f16 when
- * squared), outliers (some columns far above LLM.int8's threshold), tiny,
- * times-N (N times normal), broken (with NaN and infinities).
- * Generators of integers: random-N (below N), masked-N (the same with -100 in places), range (0, 1, 2, …),
- * packed (several ranges), constant-N, or a list [0,5,5,40]. N may be a named number. u8: codes. */
+ *   generators of floats     normal (the default), positive, zero, huge (1e4 times normal: its
+ *                            square overflows f16), outliers (some columns far above LLM.int8's
+ *                            threshold), tiny, times-N (N times normal), broken (NaN, infinities)
+ *   generators of integers   random-N (below N), masked-N (the same with some -100), range (0, 1,
+ *                            2, …), packed (several ranges), constant-N, or a list [0,5,5,40]
+ *   generator of u8          codes
+ *
+ * N may be a named number. A random value depends on seed, slot and index alone, so a tensor has
+ * the same values on any machine and in any order of filling. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +26,8 @@ struct case_block {
 
 enum { PATTERN = 0xa5, POISON = 0xff };
 
+/* The data begins `skew` bytes behind an address aligned to 64, so misaligned tensors can be
+ * tested. The data holds 0xff (NaN) until it is filled. */
 void *case_alloc(case_memory *memory, size_t bytes, size_t skew)
 {
     size_t total = (CASE_ZONE + skew + bytes + CASE_ZONE + 63) / 64 * 64;
@@ -49,6 +55,7 @@ bool case_zones_intact(const case_memory *memory)
     return true;
 }
 
+/* Order matters: two blocks that are exchanged give another sum. */
 uint64_t case_checksum(const case_memory *memory)
 {
     uint64_t sum = 0;
@@ -86,6 +93,7 @@ size_t case_bytes(const nbl_tensor *tensor)
     return (size_t)nbl__tensor_elements(tensor) * (size_t)nbl__dtype_bits(tensor->dtype) / 8;
 }
 
+/* Four random words for an element: Philox with the slot's name and the index as the counter. */
 static void random_words(uint64_t seed, const char *slot, int64_t index, uint32_t words[4])
 {
     uint32_t hash = 2166136261u; /* FNV-1a */
@@ -111,6 +119,7 @@ static double normal(uint64_t seed, const char *slot, int64_t index)
     return (sum * 0x1p-32 - 2) * sqrt(3);
 }
 
+/* One value of a generator of floats. False: there is no such generator. */
 static bool float_value(const char *generator, uint64_t seed, const char *slot, int64_t i, int64_t columns,
                         double *value)
 {
@@ -136,12 +145,14 @@ bool case_is_integer(const char *generator)
     return false;
 }
 
+/* Stores into int64 or int32. */
 static void put_integer(nbl_tensor *tensor, int64_t i, int64_t value)
 {
     if (tensor->dtype == NBL_DTYPE_I64) ((int64_t *)tensor->data)[i] = value;
     else ((int32_t *)tensor->data)[i] = (int32_t)value;
 }
 
+/* Fills a tensor from "[0,5,5,40]"; items may be named numbers. */
 static bool integer_list(const char *text, const char *list, nbl_tensor *tensor)
 {
     int64_t n = nbl__tensor_elements(tensor), i = 0;
@@ -157,6 +168,7 @@ static bool integer_list(const char *text, const char *list, nbl_tensor *tensor)
     return true;
 }
 
+/* Fills a tensor by a generator of integers. */
 static bool fill_integers(const char *text, const char *generator, uint64_t seed, const char *slot,
                           nbl_tensor *tensor)
 {
@@ -204,6 +216,8 @@ bool case_fill(const char *text, const char *generator, uint64_t seed, const cha
 const char *const case_stores[] = {"f32", "f16",        "bf16", "nf4",   "nf4-nested",
                                    "fp4", "fp4-nested", "int8", "mxfp4", NULL};
 
+/* Quantizes dense values into guarded memory. Codes lie at an odd address: an operator may expect
+ * no alignment of them. */
 static nbl_status quantized(nbl_context *ctx, case_memory *memory, const nbl_quantize_options *options,
                             nbl_dtype dtype, const int64_t shape[2], const void *values, nbl_weight *weight)
 {

@@ -1,4 +1,8 @@
-/* case_run.c - runs one implementation on a case in guarded memory, and compares results. */
+/* case_run.c - runs one implementation on a case in guarded memory, and compares results.
+ *
+ * Every run checks what no operator may do: write to its arguments, to an input, or outside of its
+ * outputs and scratch. Outputs and scratch hold NaN bytes before the call, so an element that is
+ * not written shows in the comparison. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +24,7 @@ void case_end(case_run *r)
     r->arguments = NULL;
 }
 
+/* True if the case adds to gradients. They then begin with random values. */
 static bool adds_to_gradients(const op_case *c)
 {
     const bool *field = case_accumulate(c->family, c->arguments);
@@ -65,11 +70,14 @@ static nbl_status run_mirrored(nbl_context *ctx, const op_case *c, const nbl__op
     return device_run(ctx, c->family, op, impl, NULL, r->arguments, how, NULL);
 }
 
+/* The device's first implementation; only for the list operators, which have one. */
 static const nbl__impl *first_impl(const nbl_context *ctx, const nbl__family *family, const nbl__op *op)
 {
     return case_impls(ctx, family, op)[0];
 }
 
+/* Runs an implementation (NULL: the one that dispatch chooses) with guarded scratch, and makes the
+ * checks. */
 static nbl_status run_guarded(nbl_context *ctx, const op_case *c, const nbl__op *op, const nbl__impl *impl,
                               bool skewed, case_run *r)
 {
@@ -134,6 +142,7 @@ const nbl__impl *case_reference(const nbl__op *op)
 
 /* ---- comparison ---- */
 
+/* The bounds of docs/NUMERICS.md for one dtype: relative, in the 2-norm. */
 static double bound_of(nbl_dtype dtype)
 {
     return dtype == NBL_DTYPE_F16 ? 1e-3 : dtype == NBL_DTYPE_BF16 ? 8e-3 : 1e-5;
@@ -144,6 +153,7 @@ double case_bound(const op_case *c, nbl_dtype dtype)
     return c->factor * fmax(bound_of(c->dtype), bound_of(dtype));
 }
 
+/* Element i as f64; dtypes of computation and f64. */
 static double value_at(const nbl_tensor *t, int64_t i)
 {
     float value;
@@ -159,6 +169,8 @@ bool case_same_bits(const nbl_tensor *a, const nbl_tensor *b)
            (case_bytes(a) == 0 || memcmp(a->data, b->data, case_bytes(a)) == 0);
 }
 
+/* The relative error ‖got - want‖ / ‖want‖. NaN and infinities must agree element by element.
+ * `zero` is a floor for the norm, for results that are zero up to rounding. */
 double case_error(const nbl_tensor *got, const nbl_tensor *want, double zero)
 {
     if (got->dtype != want->dtype || nbl__tensor_elements(got) != nbl__tensor_elements(want))
@@ -182,6 +194,7 @@ double case_error(const nbl_tensor *got, const nbl_tensor *want, double zero)
 
 /* ---- contexts ---- */
 
+/* Opens a context of one instruction set, by the variable that users have. */
 static bool open_one(nbl_isa isa, int threads, nbl_context **ctx)
 {
     nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = threads};

@@ -1,8 +1,9 @@
-/* case_special.c - what slots and attributes do not describe, made to look as if they did.
+/* case_special.c - what slots and attributes do not describe, in a form that they do.
  *
- * adamw and grad_norm take lists of tensors and change them in place. Here each has a family of one tensor,
- * which is handed on cut into `pieces`, and whose results are outputs of their own; 8-bit moments come out
- * decoded, so that a code beside its neighbour is an error of its size. */
+ * adamw and grad_norm take lists of tensors and change them in place. Here each has a family of one
+ * tensor. The wrapper cuts the tensor into `pieces`, passes the list on, and copies the results to
+ * outputs of its own. 8-bit moments are dequantized for the comparison: a code that is off by one
+ * is then an error of its size. */
 #include "case.h"
 #include "ops/attention/attention.h"
 #include "ops/loss/cross_entropy.h"
@@ -23,6 +24,7 @@ static int64_t piece_begin(int64_t n, int64_t pieces, int64_t index, int64_t uni
     return index == pieces ? n : nbl__min_i64(n * index / pieces / unit * unit, n);
 }
 
+/* Elements [begin, end) of a tensor, as a vector in the same memory. */
 static nbl_tensor piece_of(const nbl_tensor *t, int64_t begin, int64_t end)
 {
     size_t element = (size_t)nbl__dtype_bits(t->dtype) / 8;
@@ -30,6 +32,7 @@ static nbl_tensor piece_of(const nbl_tensor *t, int64_t begin, int64_t end)
         t->dtype, 1, {end - begin}, t->data ? (uint8_t *)t->data + (size_t)begin * element : NULL, 0};
 }
 
+/* Copies a whole tensor. */
 static void copy_of(const nbl_tensor *to, const nbl_tensor *from)
 {
     if (case_bytes(from) > 0) memcpy(to->data, from->data, case_bytes(from));
@@ -79,6 +82,7 @@ static nbl__adamw spread_adamw(const one_adamw *a, const nbl__adamw_tensor *whol
                         NULL};
 }
 
+/* The operator's tensor without the wrapper's outputs. */
 static nbl__adamw_tensor whole_adamw(const one_adamw *a)
 {
     return (nbl__adamw_tensor){a->p, a->g, a->m, a->v, a->m_absmax, a->v_absmax};
@@ -117,6 +121,7 @@ static size_t scratch_adamw(const nbl__impl *inner, const nbl_context *ctx, cons
     return cut.used;
 }
 
+/* Copies what changes to the outputs, runs the step on them, and dequantizes 8-bit moments. */
 static nbl_status run_adamw(const nbl__impl *inner, const nbl__call *call, const one_adamw *a)
 {
     nbl__adamw_tensor whole, list[PIECES];
@@ -172,6 +177,7 @@ typedef struct one_norm {
     nbl_tensor norm, g_out, non_finite;
 } one_norm;
 
+/* The list of pieces of one gradient. */
 static nbl__grad_norm spread_norm(const one_norm *a, const nbl_tensor *g, nbl_tensor list[PIECES])
 {
     for (int64_t i = 0; i < a->pieces; i++)
@@ -200,6 +206,7 @@ static size_t scratch_norm(const nbl__impl *inner, const nbl_context *ctx, const
     return nbl__op_scratch(ctx, inner, &all);
 }
 
+/* The gradient is copied first: the operator scales it in place. */
 static nbl_status run_norm(const nbl__impl *inner, const nbl__call *call, const one_norm *a)
 {
     nbl_tensor list[PIECES];
@@ -311,6 +318,7 @@ const nbl__family *case_family_at(int index)
     return family;
 }
 
+/* True for the two families of this file. */
 bool case_is_list(const nbl__family *family)
 {
     return family == &one_adamw_family || family == &one_norm_family;
@@ -361,6 +369,7 @@ bool *case_accumulate(const nbl__family *family, void *arguments)
     return NULL;
 }
 
+/* Sets the scaling of a rope case. The numbers are those of published models. */
 bool case_set_rope(const nbl__family *family, const char *kind, void *arguments)
 {
     nbl__rope *rope = family == &nbl__rope_family         ? &((nbl__rope_apply *)arguments)->rope

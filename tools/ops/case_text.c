@@ -1,4 +1,9 @@
-/* case_text.c - lines of the case table: their words, their alternatives, their cross product. */
+/* case_text.c - lines of the case table: their words, their alternatives, their cross product.
+ *
+ *   dtype=ALL act=silu|gelu x=4x8:f32,bf16     ─▶ 3 · 2 · 2 cases, each a line without alternatives
+ *
+ * A line is NAME=VALUE words separated by blanks. `|` separates alternatives of a value, `,` those
+ * of a slot's dtype, and ALL stands for every dtype, storage format or word of an attribute. */
 #include <regex.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,6 +41,7 @@ const char *case_word(const char *text, const char *name, char value[CASE_TEXT])
     return NULL;
 }
 
+/* One factor of an expression: a number, or a capital letter that is a word of the case. */
 static bool factor(const char *text, const char *from, size_t length, double *value)
 {
     char piece[64], named[CASE_TEXT];
@@ -48,6 +54,7 @@ static bool factor(const char *text, const char *from, size_t length, double *va
     return end != it && *end == 0;
 }
 
+/* Evaluates sums of products: "2*T+1". There are no brackets. */
 bool case_number(const char *text, const char *expression, double *value)
 {
     double product = 1, one;
@@ -71,6 +78,7 @@ typedef struct alternatives {
     int count;
 } alternatives;
 
+/* Adds before + it + after. False: too many alternatives, or too long a text. */
 static bool add(alternatives *to, const char *before, const char *it, size_t length, const char *after)
 {
     if (to->count == 64) return false;
@@ -87,6 +95,7 @@ static size_t piece_length(const char *text, char separator)
     return n;
 }
 
+/* Adds each item of a list separated by commas. */
 static bool add_list(alternatives *to, const char *before, const char *list, const char *after)
 {
     for (;; list++) {
@@ -128,6 +137,8 @@ static bool add_slot(alternatives *to, const nbl__slot *slot, const char *text)
     return add_list(to, before, floats, after);
 }
 
+/* All alternatives of a word. The work is that of one word; the cross product is made by
+ * choose(). */
 static bool alternatives_of(const nbl__family *family, const word *w, alternatives *all)
 {
     const nbl__slot *slot = nbl__slot_find(family, w->name);
@@ -190,6 +201,7 @@ bool case_expand(const nbl__family *family, const char *line, case_each each, vo
     return choose(&e, line, 0, &going);
 }
 
+/* --op is a regular expression for the whole name of a family. */
 bool case_selected(const case_options *o, const char *family)
 {
     char whole[CASE_TEXT];

@@ -75,7 +75,7 @@ static const nbl__stored *output_called(const run *r, const char *name)
     return NULL;
 }
 
-/* What the line of a file tells: faults, or the result that came closest to its limit. */
+/* The text of a file's line: faults, or the result that came closest to its limit. */
 typedef struct verdict {
     nbl__text faults;
     int compared;

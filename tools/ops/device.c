@@ -41,7 +41,7 @@ static void *memory_of(size_t bytes)
     return memory;
 }
 
-/* ---- the places of an image ---- */
+/* ---- addresses in an image ---- */
 
 /* Memory that two slots share is shared on the device, too. */
 static int find_block(const device_image *image, const void *host, size_t bytes)

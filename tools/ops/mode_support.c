@@ -43,7 +43,7 @@ typedef struct asking {
     bool produced[SLOTS];
 } asking;
 
-/* "gate.lora_a" and "lora_a1" without what tells layers apart. */
+/* "gate.lora_a" and "lora_a1" without the part that names the layer. */
 static void stem_of(const char *name, char stem[32])
 {
     const char *dot = strrchr(name, '.');

@@ -16,8 +16,8 @@
  *     to the element only   the same; slower paths may add up in another order
  *     from a capture        the same bits as the first
  *
- * and then gradients alone and ranks as above. What the device does not have is told, and no
- * failure. */
+ * and then gradients alone and ranks as above. An operator that the device
+ * lacks is listed and is no failure. */
 #include <math.h>
 #include <stdio.h>
 

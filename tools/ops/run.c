@@ -45,6 +45,7 @@ static nbl_status copy_of(run *r, const nbl__stored *s, void **data)
     return NBL_OK;
 }
 
+/* A tensor that the file may lack: rank 0 then. */
 nbl_status run_optional(run *r, const char *name, nbl_tensor *tensor)
 {
     const nbl__stored *s = find(r, name);
@@ -99,6 +100,7 @@ bool run_has_weight(const run *r, const char *name)
     return find(r, name) || find_part(r, name, "_blocks");
 }
 
+/* Reads a weight in any storage format. All of its parts count as read. */
 nbl_status run_weight(run *r, const char *name, nbl_weight *w)
 {
     nbl__bnb_parts parts = {.packed = find(r, name),
@@ -126,6 +128,7 @@ nbl_status run_weight(run *r, const char *name, nbl_weight *w)
 
 /* ---- attributes ---- */
 
+/* Returns an attribute and counts it as used; NULL: absent or null. */
 const nbl__json *run_attribute(run *r, const char *name)
 {
     const nbl__json *value = nbl__json_get(r->attrs, name);
@@ -190,6 +193,7 @@ nbl_status run_dtype(run *r, const char *name, nbl_dtype *dtype)
 
 /* ---- running ---- */
 
+/* Memory filled with NaN bytes, aligned to 64 bytes. */
 nbl_status run_memory(run *r, const char *name, nbl_tensor *tensor)
 {
     uint64_t bytes;
@@ -204,6 +208,7 @@ nbl_status run_memory(run *r, const char *name, nbl_tensor *tensor)
     return NBL_OK;
 }
 
+/* An output of the file: memory, and an entry for the writer. */
 nbl_status run_output(run *r, const char *name, nbl_tensor *tensor)
 {
     NBL_CHECK(r->ctx, r->output_count < RUN_MAX_OUTPUTS, NBL_ERROR_INTERNAL, "%s: too many outputs", r->op);
@@ -221,6 +226,7 @@ nbl_status run_output(run *r, const char *name, nbl_tensor *tensor)
     return NBL_OK;
 }
 
+/* Runs an operator on the context's device. r->impl is the implementation that ran. */
 nbl_status run_op(run *r, const nbl__family *family, const nbl__op *op, const void *arguments)
 {
     const nbl__impl *impl = NULL;

@@ -117,6 +117,7 @@ static nbl_status ask_file(job *j, const char *file)
     return status == NBL_OK ? asked : status;
 }
 
+/* Any word that is no option is MODEL, then CHATS.jsonl. */
 int main(int count, char **words)
 {
     nbl_model_options options = {NBL_OPTIONS(nbl_model_options)};

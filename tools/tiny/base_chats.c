@@ -21,6 +21,7 @@ typedef struct kind {
     const char *questions[WORDINGS], *answer;
 } kind;
 
+/* Draws one entry of a list. */
 static const word_pair *any(uint64_t *state, const word_list *list)
 {
     return &list->pairs[below(state, list->count)];

@@ -18,6 +18,7 @@ static const char help[] =
 
 enum { ROWS = 110000, MAX_ROWS = 10000000, HELD_OUT_ROWS = 500, TOKENIZER_ROWS = 20000 };
 
+/* A folder that exists already is fine. */
 static void make_folder(const char *path)
 {
     if (mkdir(path, 0777) != 0 && errno != EEXIST) fail("%s: %s", path, strerror(errno));

@@ -45,7 +45,7 @@ LIST(sounds, {"cow", "moo"}, {"dog", "woof"}, {"cat", "meow"}, {"pig", "oink"}, 
      {"frog", "ribbit"}, {"snake", "hiss"}, {"owl", "hoot"}, {"crow", "caw"}, {"bee", "buzz"},
      {"wolf", "howl"});
 
-/* Who lives where. */
+/* Animals and their homes. */
 LIST(homes, {"fish", "in the water"}, {"bird", "in a nest"}, {"bee", "in a hive"}, {"cow", "on a farm"},
      {"fox", "in the forest"}, {"camel", "in the desert"}, {"frog", "in a pond"}, {"bear", "in a cave"},
      {"dog", "in a house"}, {"rabbit", "in a hole"}, {"whale", "in the sea"}, {"monkey", "in the trees"},

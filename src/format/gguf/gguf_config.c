@@ -20,6 +20,7 @@ static const struct arch_row {
     [NBL_GGUF_QWEN3] = {"qwen3", "qwen3", "Qwen3ForCausalLM"},
     [NBL_GGUF_GEMMA2] = {"gemma2", "gemma2", "Gemma2ForCausalLM"},
     [NBL_GGUF_GEMMA3] = {"gemma3", "gemma3_text", "Gemma3ForCausalLM"},
+    [NBL_GGUF_PHI3] = {"phi3", "phi3", "Phi3ForCausalLM"},
 };
 
 bool nbl__gguf_arch_of(const char *model_type, nbl__gguf_arch *arch, const char **name)
@@ -115,7 +116,9 @@ enum key_use {
     ZERO = 2,     /* accepted only as 0 or false */
     ONE = 4,      /* accepted only as 1 or true */
     HARMLESS = 8, /* does not change the computation */
-    GEMMA = 16    /* read below; an error for other architectures than Gemma */
+    /* read below; an error for all architectures but those that a row names */
+    GEMMA = 16,
+    PHI3 = 32
 };
 
 static const struct key_row {
@@ -133,7 +136,7 @@ static const struct key_row {
     {"attention.value_length", USED},
     {"attention.layer_norm_rms_epsilon", USED},
     {"attention.causal", ONE},
-    {"attention.sliding_window", GEMMA},
+    {"attention.sliding_window", GEMMA | PHI3},
     {"attention.sliding_window_pattern", GEMMA},
     {"attn_logit_softcapping", GEMMA},
     {"final_logit_softcapping", GEMMA},
@@ -163,7 +166,8 @@ static nbl_status check_key(const nbl__gguf_model *m, const nbl__gguf_entry *ent
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         if (strcmp(keys[i].suffix, suffix) != 0) continue;
         int use = keys[i].use;
-        if (use == GEMMA && !is_gemma(m)) break;
+        int wanted = is_gemma(m) ? GEMMA : m->arch == NBL_GGUF_PHI3 ? PHI3 : 0;
+        if (use & (GEMMA | PHI3) && !(use & wanted)) break;
         if (use != ZERO && use != ONE) return NBL_OK;
         if (entry->type != NBL_GGUF_ARRAY && nbl__gguf_number(entry, 0, &value) && value == (use == ONE))
             return NBL_OK;
@@ -207,7 +211,7 @@ static nbl_status find_arch(nbl__gguf_model *m)
     }
     return nbl__fail(
         m->ctx, NBL_ERROR_UNSUPPORTED,
-        "%s: the architecture \"%.*s\" is not supported (llama, qwen2, qwen3, gemma2 and gemma3 are)",
+        "%s: the architecture \"%.*s\" is not supported (llama, qwen2, qwen3, gemma2, gemma3 and phi3 are)",
         m->gguf->path, (int)(length < 64 ? length : 64), text);
 }
 
@@ -475,6 +479,18 @@ static nbl_status put_gemma(const nbl__gguf_model *m, nbl__text *out)
     return NBL_OK;
 }
 
+/* Puts Phi-3's window. The file has 0 for none. */
+static nbl_status put_phi3(const nbl__gguf_model *m, nbl__text *out)
+{
+    const nbl__gguf_entry *entry = find(m, "attention.sliding_window");
+    int64_t window = 0;
+    if (entry && (!nbl__gguf_integer(entry, 0, &window) || window < 0 || window > SIZE_LIMIT))
+        return bad_key(m, entry->key, "not a size from 0 to 2147483647");
+    if (window > 0) put_integer(out, "sliding_window", window);
+    put_text(out, "hidden_act", "silu");
+    return NBL_OK;
+}
+
 /* Writes the whole text of config.json. */
 static nbl_status write_config(nbl__gguf_model *m, nbl__text *out)
 {
@@ -500,10 +516,12 @@ static nbl_status write_config(nbl__gguf_model *m, nbl__text *out)
     put_integer(out, "max_position_embeddings", context);
     put_number(out, "rms_norm_eps", epsilon);
     put_bool(out, "tie_word_embeddings", m->is_tied);
-    if (m->arch != NBL_GGUF_QWEN2) put_bool(out, "attention_bias", m->attention_bias);
+    if (m->arch != NBL_GGUF_QWEN2 && m->arch != NBL_GGUF_PHI3)
+        put_bool(out, "attention_bias", m->attention_bias);
     if (m->arch == NBL_GGUF_LLAMA) put_bool(out, "mlp_bias", m->mlp_bias);
     NBL_TRY(report_or_list(m, put_rope(m, out)));
     if (is_gemma(m)) NBL_TRY(report_or_list(m, put_gemma(m, out)));
+    else if (m->arch == NBL_GGUF_PHI3) NBL_TRY(report_or_list(m, put_phi3(m, out)));
     else put_text(out, "hidden_act", "silu");
     NBL_TRY(report_or_list(m, put_token(m, out, "bos_token_id", "tokenizer.ggml.bos_token_id")));
     NBL_TRY(report_or_list(m, put_token(m, out, "eos_token_id", "tokenizer.ggml.eos_token_id")));

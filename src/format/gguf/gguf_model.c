@@ -24,13 +24,16 @@ enum {
     QWEN3 = 1 << NBL_GGUF_QWEN3,
     GEMMA2 = 1 << NBL_GGUF_GEMMA2,
     GEMMA3 = 1 << NBL_GGUF_GEMMA3,
+    PHI3 = 1 << NBL_GGUF_PHI3,
     GEMMAS = GEMMA2 | GEMMA3,
-    ALL = LLAMA | QWEN2 | QWEN3 | GEMMAS
+    SPLIT = LLAMA | QWEN2 | QWEN3 | GEMMAS, /* q, k, v, gate and up have a matrix each */
+    FUSED = PHI3,                           /* q, k, v are the rows of one matrix; gate and up too */
+    ALL = SPLIT | FUSED
 };
 
 /* Sizes of a tensor by name. NONE as `columns`: a vector. QUERY and KEY: heads · head_dim of q and
- * of k, v. */
-typedef enum extent { NONE, HIDDEN, INNER, VOCABULARY, QUERY, KEY, HEAD } extent;
+ * of k, v. QKV: of all three. GATE_UP: 2 · INNER. */
+typedef enum extent { NONE, HIDDEN, INNER, GATE_UP, VOCABULARY, QUERY, KEY, QKV, HEAD } extent;
 
 typedef struct row {
     const char *gguf, *hf; /* names; of a layer: without "blk.N." and "model.layers.N." */
@@ -47,9 +50,10 @@ static const row model_rows[] = {
 
 static const row layer_rows[] = {
     {"attn_norm.weight", "input_layernorm.weight", ALL, HIDDEN, NONE, MUST},
-    {"attn_q.weight", "self_attn.q_proj.weight", ALL, QUERY, HIDDEN, MUST},
-    {"attn_k.weight", "self_attn.k_proj.weight", ALL, KEY, HIDDEN, MUST},
-    {"attn_v.weight", "self_attn.v_proj.weight", ALL, KEY, HIDDEN, MUST},
+    {"attn_q.weight", "self_attn.q_proj.weight", SPLIT, QUERY, HIDDEN, MUST},
+    {"attn_k.weight", "self_attn.k_proj.weight", SPLIT, KEY, HIDDEN, MUST},
+    {"attn_v.weight", "self_attn.v_proj.weight", SPLIT, KEY, HIDDEN, MUST},
+    {"attn_qkv.weight", "self_attn.qkv_proj.weight", FUSED, QKV, HIDDEN, MUST},
     {"attn_output.weight", "self_attn.o_proj.weight", ALL, HIDDEN, QUERY, MUST},
     {"attn_q.bias", "self_attn.q_proj.bias", QWEN2, QUERY, NONE, MUST},
     {"attn_k.bias", "self_attn.k_proj.bias", QWEN2, KEY, NONE, MUST},
@@ -60,12 +64,13 @@ static const row layer_rows[] = {
     {"attn_output.bias", "self_attn.o_proj.bias", LLAMA | QWEN3, HIDDEN, NONE, MAY},
     {"attn_q_norm.weight", "self_attn.q_norm.weight", QWEN3 | GEMMA3, HEAD, NONE, MUST},
     {"attn_k_norm.weight", "self_attn.k_norm.weight", QWEN3 | GEMMA3, HEAD, NONE, MUST},
-    {"ffn_norm.weight", "post_attention_layernorm.weight", LLAMA | QWEN2 | QWEN3, HIDDEN, NONE, MUST},
+    {"ffn_norm.weight", "post_attention_layernorm.weight", LLAMA | QWEN2 | QWEN3 | PHI3, HIDDEN, NONE, MUST},
     {"post_attention_norm.weight", "post_attention_layernorm.weight", GEMMAS, HIDDEN, NONE, MUST},
     {"ffn_norm.weight", "pre_feedforward_layernorm.weight", GEMMAS, HIDDEN, NONE, MUST},
     {"post_ffw_norm.weight", "post_feedforward_layernorm.weight", GEMMAS, HIDDEN, NONE, MUST},
-    {"ffn_gate.weight", "mlp.gate_proj.weight", ALL, INNER, HIDDEN, MUST},
-    {"ffn_up.weight", "mlp.up_proj.weight", ALL, INNER, HIDDEN, MUST},
+    {"ffn_gate.weight", "mlp.gate_proj.weight", SPLIT, INNER, HIDDEN, MUST},
+    {"ffn_up.weight", "mlp.up_proj.weight", SPLIT, INNER, HIDDEN, MUST},
+    {"ffn_up.weight", "mlp.gate_up_proj.weight", FUSED, GATE_UP, HIDDEN, MUST},
     {"ffn_down.weight", "mlp.down_proj.weight", ALL, HIDDEN, INNER, MUST},
     {"ffn_gate.bias", "mlp.gate_proj.bias", LLAMA, INNER, NONE, MAY},
     {"ffn_up.bias", "mlp.up_proj.bias", LLAMA, INNER, NONE, MAY},
@@ -95,9 +100,14 @@ static int64_t size_of(const nbl__gguf_model *m, extent e)
     switch (e) { /* every factor is below 2^31, so no product overflows */
     case HIDDEN: return m->hidden;
     case INNER: return m->intermediate;
+    case GATE_UP: return 2 * m->intermediate;
     case VOCABULARY: return m->vocabulary;
     case QUERY: return m->heads * m->head_dim;
     case KEY: return m->kv_heads * m->head_dim;
+    case QKV: {
+        int64_t all = m->heads + 2 * m->kv_heads; /* up to 3 · 2^31 */
+        return all > INT64_MAX / m->head_dim ? INT64_MAX : all * m->head_dim;
+    }
     case HEAD: return m->head_dim;
     default: return 1;
     }

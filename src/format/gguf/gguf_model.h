@@ -5,6 +5,7 @@
  *   llama           q, k: rows i, i + d/2 of a head adjacent  rows in transformers' order
  *   qwen2, qwen3    unchanged                                 unchanged
  *   gemma2, gemma3  norm weights as 1 + w                     norm weights as w
+ *   phi3            unchanged                                 unchanged
  *
  * (d: rows per head. Rotary embedding rotates rows i and i + d/2 of a head as one pair.)
  *
@@ -22,7 +23,8 @@ typedef enum nbl__gguf_arch {
     NBL_GGUF_QWEN2,
     NBL_GGUF_QWEN3,
     NBL_GGUF_GEMMA2,
-    NBL_GGUF_GEMMA3
+    NBL_GGUF_GEMMA3,
+    NBL_GGUF_PHI3
 } nbl__gguf_arch;
 
 typedef struct nbl__gguf_weight {

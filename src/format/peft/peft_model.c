@@ -11,25 +11,23 @@ static const nbl__peft_tensor *find(const nbl__peft_tensor *tensors, int64_t cou
     return NULL;
 }
 
-/* Compares the shapes of the first layer, so that an adapter of another model gets this message and
- * not one about some later detail. */
-static nbl_status check_first_layer(const nbl__peft *peft, nbl__arena *arena, const nbl__peft_tensor *tensors,
-                                    int64_t count)
+/* Compares the shapes of the linear layers before everything else, so that an adapter of another
+ * model gets this message and not one about some other detail. Modules are those of the adapter:
+ * architectures differ in the names of theirs. */
+static nbl_status check_shapes(const nbl__peft *peft, nbl__arena *arena, const nbl__peft_tensor *tensors,
+                               int64_t count)
 {
-    static const char *const parts[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-                                        "self_attn.o_proj", "mlp.gate_proj",    "mlp.up_proj",
-                                        "mlp.down_proj"};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        const char *path = nbl__arena_printf(arena, "model.layers.0.%s", parts[i]);
-        const char *name = nbl__arena_printf(arena, "%s.weight", path ? path : "");
-        if (path == NULL || name == NULL) return NBL_ERROR_MEMORY;
-        const nbl__peft_module *it = nbl__peft_find(peft, path);
+    for (int64_t i = 0; i < peft->module_count; i++) {
+        const nbl__peft_module *it = &peft->modules[i];
+        const char *name = nbl__arena_printf(arena, "%s.weight", it->path);
+        if (name == NULL) return NBL_ERROR_MEMORY;
         const nbl__peft_tensor *tensor = find(tensors, count, name);
-        if (it == NULL || tensor == NULL || tensor->rank != 2) continue;
+        if (it->is_embedding || tensor == NULL || tensor->kind == NBL_PEFT_EMBEDDING || tensor->rank != 2)
+            continue;
         NBL_CHECK(peft->ctx, it->out == tensor->shape[0] && it->in == tensor->shape[1], NBL_ERROR_SHAPE,
                   "%s: the adapter of \"%s\" is for [%" PRId64 ", %" PRId64 "], the model has [%" PRId64
                   ", %" PRId64 "] (of another model?)",
-                  peft->folder, path, it->out, it->in, tensor->shape[0], tensor->shape[1]);
+                  peft->folder, it->path, it->out, it->in, tensor->shape[0], tensor->shape[1]);
     }
     return NBL_OK;
 }
@@ -70,7 +68,7 @@ nbl_status nbl__peft_check_tensors(const nbl__peft *peft, const nbl__peft_tensor
     int64_t target_count;
     nbl_status status = NBL_OK;
     if (peft->problems == NULL)
-        status = check_first_layer(peft, &arena, tensors, count); /* inspection lists all misfits anyway */
+        status = check_shapes(peft, &arena, tensors, count); /* inspection lists all misfits anyway */
     if (status == NBL_OK) status = nbl__peft_list_targets(&arena, tensors, count, &targets, &target_count);
     if (status == NBL_OK) status = nbl__peft_check(peft, targets, target_count);
     nbl__arena_free(&arena);

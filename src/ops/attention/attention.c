@@ -1,4 +1,8 @@
-/* attention.c - the families attention and attention_decode: checks, outputs, slots, attributes. */
+/* attention.c - the families attention and attention_decode: checks, outputs, slots, attributes.
+ * attention.h has the formulas.
+ *
+ * infer checks dtypes, shapes and ranges. What only the data has (cu_seqlens, lengths) is checked
+ * by the two exported functions when an operator runs. */
 #include "ops/attention/attention.h"
 
 #include <math.h>
@@ -35,6 +39,7 @@ static nbl_status check_heads(nbl_context *ctx, const char *op, const nbl_tensor
     return NBL_OK;
 }
 
+/* One sink per query head, any float dtype. Absent: fine. */
 static nbl_status check_sinks(nbl_context *ctx, const char *op, const nbl_tensor *sinks, int64_t heads)
 {
     if (!nbl__given(sinks)) return NBL_OK;
@@ -42,6 +47,7 @@ static nbl_status check_sinks(nbl_context *ctx, const char *op, const nbl_tensor
     return nbl__check_dims(ctx, op, "sinks", sinks, 1, &heads);
 }
 
+/* A vector of int32. */
 static nbl_status check_indices(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t)
 {
     NBL_TRY(nbl__check_dtype(ctx, op, name, t, NBL_DTYPE_I32));
@@ -68,6 +74,7 @@ nbl_status nbl__attention_check_sequences(const nbl__call *call, const nbl__atte
     return NBL_OK;
 }
 
+/* Checks what forward and backward share. k and v have the rows of q and its head size. */
 static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__attention *a)
 {
     NBL_TRY(nbl__check_compute(ctx, op, a->dtype));
@@ -116,6 +123,7 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 static const nbl__slot slots[] = {
+    /* backward reads q, k, v, out and lse: all are saved */
     NBL_KEPT_ROWS(nbl__attention, q, "q", INPUT, 3),
     NBL_KEPT_ROWS(nbl__attention, k, "k", INPUT, 3),
     NBL_KEPT_ROWS(nbl__attention, v, "v", INPUT, 3),
@@ -175,6 +183,7 @@ static nbl_status infer_decode(nbl_context *ctx, void *arguments)
               nbl__show_shape(a->k.rank, a->k.shape).text, nbl_dtype_name(a->k.dtype));
     NBL_CHECK(ctx, a->q.rank == 3, NBL_ERROR_SHAPE, "%s: q is %s, not [sequences, heads, size]", op,
               nbl__show_shape(a->q.rank, a->q.shape).text);
+    /* a cache of another rank fails with its own shape in the message */
     bool cache = a->k.rank == 4;
     const int64_t keys[4] = {a->q.shape[0], cache ? a->k.shape[1] : -1, cache ? a->k.shape[2] : -1,
                              a->q.shape[2]};

@@ -18,6 +18,7 @@ typedef struct row {
     const double *sink; /* NULL: none */
 } row;
 
+/* Σ_d x[d]·y[d] */
 static double dot(const nbl_tensor *x, int64_t x_at, const nbl_tensor *y, int64_t y_at, int64_t n)
 {
     double sum = 0;
@@ -25,13 +26,15 @@ static double dot(const nbl_tensor *x, int64_t x_at, const nbl_tensor *y, int64_
     return sum;
 }
 
+/* s of key j, after the soft cap. */
 static double logit(const row *r, int64_t j)
 {
     double s = r->scale * dot(r->q, r->q_at, r->k, r->k_at + j * r->k_step, r->size);
     return r->cap != 0 ? r->cap * tanh(s / r->cap) : s;
 }
 
-/* p[j - span.first], and the logits s beside it. Returns lse. */
+/* Fills p[j - span.first], and the logits s beside it. Returns lse. Subtracting the largest logit
+ * keeps exp from overflowing; a sink counts as a logit without a value. */
 static double softmax(const row *r, double *p, double *s)
 {
     int64_t n = r->span.end - r->span.first;
@@ -46,6 +49,7 @@ static double softmax(const row *r, double *p, double *s)
     return largest + log(sum);
 }
 
+/* out[d] = Σ_j p[j]·v[j, d] */
 static void set_output(const row *r, const double *p, const nbl_tensor *out, int64_t out_at)
 {
     for (int64_t d = 0; d < r->size; d++) {
@@ -58,6 +62,7 @@ static void set_output(const row *r, const double *p, const nbl_tensor *out, int
 
 /* ---- attention ---- */
 
+/* Query row i, head h, of the sequence of n tokens that begins at token `first`. */
 static row row_of(const nbl__attention *a, int64_t first, int64_t n, int64_t i, int64_t h)
 {
     int64_t heads = a->q.shape[1], key_heads = a->k.shape[1], size = a->q.shape[2];
@@ -98,6 +103,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     return NBL_OK;
 }
 
+/* Scratch of backward: one row's p and s, and f64 sums of all gradients. */
 typedef struct sums {
     double *p, *s;       /* [T] */
     double *dk, *dv;     /* [T, Hkv, D] */
@@ -123,7 +129,11 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
     return layout(arguments, NULL, &z);
 }
 
-/* Adds one query row's part to all gradients. */
+/* Adds one query row's part to all gradients. With D = Σ_j p[j]·(dout·v[j]):
+ *
+ *   dv[j] += p[j]·dout
+ *   ds[j]  = p[j]·(dout·v[j] - D)·scale            with a soft cap: · (1 - (s / cap)²)
+ *   dq    += ds[j]·k[j],   dk[j] += ds[j]·q,   dsink -= exp(sink - lse)·D */
 static void backward_row(const nbl__attention *a, const row *r, int64_t h, const sums *z)
 {
     double lse = softmax(r, z->p, z->s), delta = 0;
@@ -179,6 +189,7 @@ static size_t decode_scratch(const nbl_context *ctx, const void *arguments)
     return (size_t)((const nbl__attention_decode *)arguments)->k.shape[1] * 2 * sizeof(double);
 }
 
+/* A query is the last row of its sequence: span of index length - 1. */
 static nbl_status run_decode(const nbl__call *call, const void *arguments)
 {
     const nbl__attention_decode *a = arguments;

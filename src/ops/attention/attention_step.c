@@ -1,5 +1,7 @@
 /* attention_step.c - the family attention_step: checks, slots, and its reference, which runs the
- * references of rope, kv_write and attention_decode one after the other. */
+ * references of rope, kv_write and attention_decode one after the other.
+ *
+ * There is no CPU kernel: only devices ask for this family (joins_attention in device.h). */
 #include "ops/attention/attention.h"
 #include "ops/families.h"
 #include "ops/rope/rope.h"
@@ -19,6 +21,7 @@ nbl__attention_decode nbl__attention_of_step(const nbl__attention_step *a, const
                                    .out = a->out};
 }
 
+/* Checks what attention_decode checks, then the new key and value and the table. */
 static nbl_status infer(nbl_context *ctx, void *arguments)
 {
     nbl__attention_step *a = arguments;

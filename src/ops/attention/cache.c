@@ -6,6 +6,7 @@
 
 #include "ops/families.h"
 
+/* Row indices are data, so they are checked when the operator runs, before anything is written. */
 static nbl_status check_rows(nbl_context *ctx, const char *op, const nbl_tensor *rows, int64_t limit)
 {
     const int32_t *row = rows->data;
@@ -17,6 +18,7 @@ static nbl_status check_rows(nbl_context *ctx, const char *op, const nbl_tensor 
 
 /* ---- kv_write ---- */
 
+/* x and the cache agree in heads and dim; dtypes may differ. */
 static nbl_status infer_write(nbl_context *ctx, void *arguments)
 {
     nbl__kv_write *a = arguments;
@@ -36,6 +38,7 @@ static nbl_status infer_write(nbl_context *ctx, void *arguments)
     return nbl__check_dims(ctx, op, "rows", &a->rows, 1, &a->x.shape[0]);
 }
 
+/* One conversion per token: a copy where the dtypes are equal. */
 static nbl_status run_write(const nbl__call *call, const void *arguments)
 {
     const nbl__kv_write *a = arguments;

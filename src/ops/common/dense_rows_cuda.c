@@ -23,11 +23,13 @@ typedef struct task {
     bool backward;
 } task;
 
+/* The operator: the family's forward or backward. */
 static const nbl__op *op_of(const task *t)
 {
     return t->backward ? &t->family->backward : &t->family->forward;
 }
 
+/* True if the operator writes the slot. All other tensors are inputs. */
 static bool is_written(const task *t, const nbl__slot *slot)
 {
     if (t->backward) return slot->role == NBL_ROLE_GRADIENT;
@@ -59,6 +61,7 @@ static const nbl__impl *inner_of(const nbl_context *ctx, const task *t, const vo
     return NULL;
 }
 
+/* Copies rows between two strides, on the stream of the call. */
 static nbl_status copy_rows(const nbl__call *call, const nbl_tensor *to, const nbl_tensor *from)
 {
     size_t size = nbl__size_of(to->dtype), width = (size_t)nbl__row_elements(to) * size;
@@ -85,6 +88,7 @@ static nbl_status copy_all(const nbl__call *call, const task *t, const void *str
     return NBL_OK;
 }
 
+/* Why the row declines; NULL: it takes the arguments. */
 static const char *can_run(const task *t, const void *arguments)
 {
     return nbl__dense_only(t->family, t->backward, arguments) ? NULL : "all tensors are dense";
@@ -98,6 +102,8 @@ static size_t scratch_of(const nbl_context *ctx, const task *t, void *dense)
     return copies + (inner ? nbl__op_scratch(ctx, inner, dense) : 0);
 }
 
+/* copies: bytes of the dense copies; the inner row gets the scratch behind them. Its `kept` is
+ * NULL: rows of this file leave nothing for backward. */
 static nbl_status run(const nbl__call *call, const task *t, const void *arguments, void *dense)
 {
     nbl__call rest = *call;
@@ -113,6 +119,7 @@ static nbl_status run(const nbl__call *call, const task *t, const void *argument
     return copy_all(call, t, arguments, dense, true);
 }
 
+/* Defines the row nbl__OP_rows of a family's forward or backward. */
 #define ROWS(name, type, op, is_backward)                                                                    \
     static const task op##_task = {&nbl__##name##_family, is_backward};                                      \
     static const char *op##_can(const nbl_context *ctx, const void *arguments)                               \

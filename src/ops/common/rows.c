@@ -1,4 +1,7 @@
-/* rows.c - see rows.h. */
+/* rows.c - divides rows among the threads of a context, and sums partial rows. See rows.h.
+ *
+ * Invariant: an item's rows, and the order in which partial rows are added, depend on sizes
+ * alone. */
 #include "ops/common/rows.h"
 
 #include "ops/common/vmath.h"
@@ -9,6 +12,7 @@ typedef struct rows_job {
     const void *job;
 } rows_job;
 
+/* An item of the team: rows [item·per_item, …), cut at the end. */
 static nbl_status run_item(void *argument, int64_t item, int worker)
 {
     const rows_job *j = argument;
@@ -51,6 +55,7 @@ NBL_TARGET_AVX512 static void add_scaled_avx512(nbl_dtype dtype, const uint8_t *
 
 #endif
 
+/* f32 arithmetic with one fma per element on AVX2 and AVX-512. The scalar code rounds twice. */
 void nbl__add_scaled(nbl_isa isa, nbl_dtype dtype, const void *x, float scale, float *y, int64_t n)
 {
 #if defined(__x86_64__)
@@ -73,6 +78,7 @@ typedef struct sum_job {
     bool accumulate;
 } sum_job;
 
+/* Sums the partial rows over columns [begin, end), in the order of blocks. */
 static void sum_columns(const void *job, int64_t begin, int64_t end, int64_t item)
 {
     const sum_job *j = job;

@@ -22,6 +22,7 @@
 
 /* ---- p·2^n, for whole n; |n| < 300 and subnormal results are fine ---- */
 
+/* 2^n in two factors, because n may be outside of an f32's exponents. */
 NBL_TARGET_AVX2 static inline __m256 nbl__scale_avx2(__m256 p, __m256 n)
 {
     __m256i k = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(k, 1), bias = _mm256_set1_epi32(127);
@@ -55,7 +56,7 @@ NBL_TARGET_AVX512 static inline __m512 nbl__split_avx512(__m512 x, __m512 *e)
     return _mm512_getmant_ps(x, _MM_MANT_NORM_p5_1, _MM_MANT_SIGN_src);
 }
 
-/* log of 0 is -inf, of what is below NaN, of inf and NaN itself. */
+/* log of 0 is -inf, of a negative number NaN, of inf and NaN itself. */
 NBL_TARGET_AVX2 static inline __m256 nbl__log_edges_avx2(__m256 x, __m256 result)
 {
     __m256 zero = _mm256_setzero_ps(), infinity = _mm256_set1_ps(__builtin_inff());
@@ -77,6 +78,7 @@ NBL_TARGET_AVX512 static inline __m512 nbl__log_edges_avx512(__m512 x, __m512 re
 
 /* ---- n elements (at most the width, zeros behind them) of a compute dtype to f32, and back ---- */
 
+/* A whole vector. */
 NBL_TARGET_AVX2 static inline __m256 nbl__get_all_avx2(nbl_dtype dtype, const void *from)
 {
     if (dtype == NBL_DTYPE_F32) return _mm256_loadu_ps(from);
@@ -85,6 +87,7 @@ NBL_TARGET_AVX2 static inline __m256 nbl__get_all_avx2(nbl_dtype dtype, const vo
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
+/* n < 8 elements go through a padded buffer, so nothing behind them is read. */
 NBL_TARGET_AVX2 static inline __m256 nbl__get_avx2(nbl_dtype dtype, const void *from, int64_t n)
 {
     uint32_t words[8] = {0};
@@ -93,7 +96,7 @@ NBL_TARGET_AVX2 static inline __m256 nbl__get_avx2(nbl_dtype dtype, const void *
     return nbl__get_all_avx2(dtype, words);
 }
 
-/* The upper half of each lane becomes the bf16. */
+/* Rounds to bf16, to nearest even. The upper half of each lane is the bf16. NaN stays NaN. */
 NBL_TARGET_AVX2 static inline __m256i nbl__bf16_bits_avx2(__m256 a)
 {
     __m256i bits = _mm256_castps_si256(a), one = _mm256_set1_epi32(1);
@@ -113,6 +116,7 @@ NBL_TARGET_AVX512 static inline __m512i nbl__bf16_bits_avx512(__m512 a)
     return _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x00400000));
 }
 
+/* A whole vector. */
 NBL_TARGET_AVX2 static inline void nbl__put_all_avx2(nbl_dtype dtype, void *to, __m256 a)
 {
     if (dtype == NBL_DTYPE_F32) {

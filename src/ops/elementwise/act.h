@@ -1,4 +1,5 @@
-/* act.h - the activations of gated products, h = act(gate)·up. */
+/* act.h - the activations of gated products, h = act(gate)·up. Headers of kernels include this
+ * file alone, without the structs of operators. */
 #ifndef NBL_ACT_H
 #define NBL_ACT_H
 

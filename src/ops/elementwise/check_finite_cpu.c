@@ -1,9 +1,12 @@
 /* check_finite_cpu.c - the search for NaN and infinities.
  *
- *   for each chunk:   one comparison per vector; only a chunk with a non-finite value is searched
- *                     element by element
+ *   for each item (eight chunks), for each chunk:
+ *       one comparison per vector
+ *       only a chunk with a non-finite value: element by element
  *
- * Bytes: each element is read once. Limit: memory. */
+ * A value is finite if its bits without the sign are at most those of the largest finite number, as
+ * integers. Bytes: each element is read once; a chunk with a non-finite value, twice. Limit:
+ * memory. */
 #include <stdatomic.h>
 
 #include "ops/common/rows.h"

@@ -1,11 +1,15 @@
 /* elementwise.c - the families add, cast, scale, gated and check_finite, and their backwards:
- * checks, outputs, slots, attributes. */
+ * checks, outputs, slots, attributes. elementwise.h has the formulas.
+ *
+ * infer_... checks the inputs and sets dtype and shape of the outputs. A plan calls it when a node
+ * is built. X86 rows come before the reference, so dispatch falls back to it (ops.h). */
 #include "ops/elementwise/elementwise.h"
 
 #include <math.h>
 
 #include "ops/families.h"
 
+/* Checks an input: a compute dtype, at least one dimension. Sets the error message. */
 static nbl_status check_activation(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t,
                                    nbl_dtype dtype)
 {
@@ -23,6 +27,7 @@ static nbl_status check_same(nbl_context *ctx, const char *op, const char *name,
     return nbl__check_dims(ctx, op, name, t, other->rank, other->shape);
 }
 
+/* An output with the shape and dtype of an input. */
 static void output_same(nbl_tensor *out, const nbl_tensor *like)
 {
     nbl__output_like(out, like, nbl__last(like), like->dtype);
@@ -53,6 +58,7 @@ static const nbl__slot add_slots[] = {
     NBL_SLOT(nbl__add, b, "b", INPUT, NULL),
     NBL_SLOT(nbl__add, y, "y", OUTPUT, NULL),
     NBL_SLOT(nbl__add, dy, "dy", COTANGENT, "y"),
+    /* one gradient for both: dx is also that of b */
     {"dx", NBL_ROLE_GRADIENT, "a", offsetof(nbl__add, dx), false, NULL, "b", NULL, 0},
     {0},
 };
@@ -180,6 +186,7 @@ static nbl_status infer_gated_backward(nbl_context *ctx, void *arguments)
 }
 
 static const nbl__slot gated_slots[] = {
+    /* gate and up are saved for backward; all may be columns of wider rows (rank 2) */
     NBL_KEPT_ROWS(nbl__gated, gate, "gate", INPUT, 2),
     NBL_KEPT_ROWS(nbl__gated, up, "up", INPUT, 2),
     NBL_SLOT_ROWS(nbl__gated, h, "h", OUTPUT, NULL, 2),

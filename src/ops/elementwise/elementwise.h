@@ -50,8 +50,6 @@ typedef struct nbl__gated {
     nbl_tensor dh, dgate, dup;
 } nbl__gated;
 
-/* The kernels for operators that have it inside, on n elements of one dtype; isa at least AVX2, on machines
- * that have it. An output of backward may be NULL, or lie on an input. */
 #if defined(__x86_64__)
 /* The kernels of gated, for operators that contain it: n elements of one dtype.
  * `isa` is at least AVX2. An output of backward may be NULL, or overlap an input

@@ -9,6 +9,8 @@
 #include "ops/common/rows.h"
 #include "ops/common/vmath.h"
 
+/* The arguments of a span: y = a + b, a·factor, or a in dtype `to`. b and factor: NULL and 0 if
+ * unused. */
 typedef struct span_job {
     nbl_dtype dtype, to;
     float factor;
@@ -19,6 +21,8 @@ typedef struct span_job {
 #define KERNELS "ops/elementwise/elementwise.inc"
 #include "ops/common/both_lanes.inc"
 
+/* Runs n elements on the thread team, NBL_SPAN at a time, with the kernel of the instruction
+ * set. */
 static nbl_status run_spans(const nbl__call *call, int64_t n, nbl__rows_fn narrow, nbl__rows_fn wide,
                             const span_job *j)
 {

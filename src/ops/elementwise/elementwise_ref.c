@@ -1,5 +1,6 @@
 /* elementwise_ref.c - add, cast, scale, gated, their backwards, and check_finite by their
- * definition: the oracle. Scalar, f64. */
+ * definition: the oracle. Scalar, f64, one rounding per result. Any dtype: nbl__ref_get and
+ * nbl__ref_set convert. */
 #include "ops/elementwise/elementwise.h"
 
 #include <math.h>
@@ -87,6 +88,7 @@ static double activation(nbl__act act, double x, double *slope)
     return 0.5 * x * (1 + t);
 }
 
+/* h = act(gate)·up */
 static nbl_status run_gated(const nbl__call *call, const void *arguments)
 {
     const nbl__gated *a = arguments;
@@ -99,6 +101,8 @@ static nbl_status run_gated(const nbl__call *call, const void *arguments)
     return NBL_OK;
 }
 
+/* dgate = dh·up·act'(gate), dup = dh·act(gate). Reads an element before it writes, so dgate and dup
+ * may overlap inputs. */
 static nbl_status run_gated_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__gated *a = arguments;

@@ -30,6 +30,7 @@ typedef struct gated_job {
     nbl_isa isa;
 } gated_job;
 
+/* The address of element i; NULL for an absent tensor (an output that is not wanted). */
 static void *at(const nbl_tensor *t, int64_t i)
 {
     return t->data ? (uint8_t *)t->data + (size_t)i * nbl__size_of(t->dtype) : NULL;
@@ -80,6 +81,7 @@ static void backward_rows(const void *job, int64_t begin, int64_t end, int64_t i
                                  a->gate.shape[1]);
 }
 
+/* Runs rows on the thread team, with spans of about NBL_SPAN elements. */
 static nbl_status run_rows(const nbl__call *call, const gated_job *j, nbl__rows_fn fn)
 {
     return nbl__rows_run(call->ctx, j->a->gate.shape[0], nbl__rows_per_span(j->a->gate.shape[1]), fn, j);

@@ -2,6 +2,7 @@
  * copy is a memcpy that is complete at once. See offload_copy.h. */
 #include "ops/elementwise/offload_copy.h"
 
+/* store and wait have no output; a load's is shaped like the value that was stored */
 static nbl_status infer(nbl_context *ctx, void *arguments)
 {
     nbl__offload_copy *a = arguments;

@@ -9,11 +9,15 @@
 
 #include <cuda_runtime_api.h>
 
+/* The stream of the copies. `before` is recorded anew for each copy. done[slot] marks the end of
+ * the slot's last copy. */
 struct nbl__cuda_offload {
     cudaStream_t stream;
     cudaEvent_t before, done[NBL_OFFLOAD_SLOTS];
 };
 
+/* Turns an error of CUDA into an error of the library. cudaGetLastError resets the error that CUDA
+ * keeps. */
 static nbl_status check(nbl__cuda *cuda, cudaError_t error)
 {
     if (error == cudaSuccess) return NBL_OK;

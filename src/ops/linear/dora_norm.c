@@ -1,4 +1,5 @@
-/* dora_norm.c - the family dora_norm: checks, outputs, slots, attributes. */
+/* dora_norm.c - the family dora_norm: checks, outputs, slots, attributes. dora_norm.h has the
+ * formula. */
 #include "ops/linear/dora_norm.h"
 
 #include <math.h>
@@ -23,6 +24,7 @@ static nbl_status infer(nbl_context *ctx, void *arguments)
     NBL_TRY(nbl__check_dims(ctx, op, "lora_b", &a->lora_b, 2, (int64_t[]){out, r}));
     NBL_CHECK(ctx, isfinite(a->scale), NBL_ERROR_ARGUMENT, "%s: scale is not finite", op);
     nbl__output_vector(&a->norm, NBL_DTYPE_F32, 1, out, 0);
+    /* w_norm2_out is an output only if w_norm2 is not given */
     nbl__output_vector(&a->w_norm2_out, NBL_DTYPE_F32, 1, out, 0);
     if (!nbl__given(&a->w_norm2)) return NBL_OK;
     nbl__output_none(&a->w_norm2_out);

@@ -13,6 +13,7 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     for (int64_t n = 0; n < out; n++) {
         double squares = 0, own = 0;
         for (int64_t k = 0; k < in; k++) {
+            /* one element of W, rounded to the compute dtype */
             uint32_t word;
             float w;
             double delta = 0;

@@ -1,6 +1,8 @@
-/* linear.c - the family linear: checks, outputs, slots, attributes.
+/* linear.c - the family linear: checks, outputs, slots, attributes. linear.h has the formulas.
  *
- * The implementations are linear_cpu.c and linear_ref.c; CUDA's are in cuda/. */
+ * The checks are exported: linear_group and mlp call them for each of their layers, with a name for
+ * messages. Implementations: the rows of cpu/linear_rows.h (linear_cpu.c), the reference
+ * (linear_ref.c), and CUDA's rows (cuda/). */
 #include "ops/linear/linear.h"
 
 #include <math.h>
@@ -73,6 +75,7 @@ static nbl_status check_adapter(nbl_context *ctx, const char *op, const char *pa
     return nbl__check_dims(ctx, op, name_n.text, &a->norm, 1, &out);
 }
 
+/* seeds is a vector of int64 with the element seed_index. */
 static nbl_status check_seeds(nbl_context *ctx, const char *op, const nbl__linear *a)
 {
     if (!nbl__given(&a->seeds)) return NBL_OK;
@@ -84,6 +87,7 @@ static nbl_status check_seeds(nbl_context *ctx, const char *op, const nbl__linea
     return NBL_OK;
 }
 
+/* Checks what forward and backward share: W, x, the bias, the seeds and the adapter. */
 static nbl_status check_inputs(nbl_context *ctx, const char *op, const char *part, const nbl__linear *a)
 {
     NBL_TRY(nbl__check_compute(ctx, op, a->dtype));
@@ -122,6 +126,7 @@ nbl_status nbl__linear_infer_backward(nbl_context *ctx, const char *op, const ch
     NBL_TRY(nbl__check_dtype(ctx, op, named(part, "dy").text, &a->dy, a->dtype));
     NBL_TRY(nbl__check_matrix(ctx, op, named(part, "dy").text, &a->dy, nbl__tensor_rows(&a->x), out));
     nbl__output_like(&a->dx, &a->x, in, a->dtype);
+    /* gradients exist only for tensors that are given: absent ones are no outputs */
     nbl__output_none(&a->dbias);
     nbl__output_none(&a->dlora_a);
     nbl__output_none(&a->dlora_b);

@@ -1,4 +1,5 @@
-/* linear_group.c - the family linear_group: checks, outputs, slots, attributes. */
+/* linear_group.c - the family linear_group: checks, outputs, slots, attributes. linear_group.h has
+ * the rules of members. Each member is checked as a linear layer of its own (linear.c). */
 #include "ops/linear/linear_group.h"
 
 #include "ops/families.h"
@@ -54,6 +55,7 @@ static nbl_status count_members(nbl_context *ctx, const char *op, nbl__linear_gr
 /* The members' names in messages: "lora_a" + "1". */
 static const char *const parts[NBL_MAX_GROUP] = {"0", "1", "2", "3"};
 
+/* Absent members have outputs of rank 0. */
 static nbl_status infer_forward(nbl_context *ctx, void *arguments)
 {
     nbl__linear_group *group = arguments;
@@ -95,6 +97,7 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
     return NBL_OK;
 }
 
+/* Slots of member i: the names of linear with the number behind them ("lora_a1"). */
 #define SLOT(i, field, name, role, of) NBL_SLOT(nbl__linear_group, members[i].field, name #i, role, of)
 #define ROWS(i, field, name, role, of)                                                                       \
     NBL_SLOT_ROWS(nbl__linear_group, members[i].field, name #i, role, of, 2)

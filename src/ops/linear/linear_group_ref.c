@@ -20,6 +20,7 @@ static scratch layout(const nbl__linear_group *group, bool backward, uint8_t *ba
     return s;
 }
 
+/* The sums, and the scratch of the member that needs most. */
 static size_t scratch_of(const nbl_context *ctx, const nbl__linear_group *group, const nbl__impl *impl,
                          bool backward)
 {
@@ -52,6 +53,8 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     return NBL_OK;
 }
 
+/* Runs each member's backward with its dx in f64, and adds up. Scratch is used even if dx is not
+ * wanted, because a reference always computes it. */
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__linear_group *group = arguments;

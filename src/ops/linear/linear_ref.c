@@ -79,6 +79,7 @@ static double dropped(const nbl__linear *a, int64_t i)
     return kept ? nbl__ref_get(&a->x, i) / (1 - (double)a->dropout) : 0;
 }
 
+/* xa = drop(x)·Aᵀ */
 static void adapter_inner(const nbl__linear *a, double *xa)
 {
     sizes z = sizes_of(a);
@@ -171,6 +172,7 @@ static double plain_output(const nbl__linear *a, int64_t t, int64_t n, const scr
     return base_product(a, t, n, s->row, s->outlier) + (double)a->scale * sum;
 }
 
+/* W row by row outside, tokens inside: a row of W is dequantized once. */
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     const nbl__linear *a = arguments;
@@ -259,6 +261,8 @@ static void backward_adapter(const nbl__linear *a, const scratch *s)
         }
 }
 
+/* Order: the rows of W give factor, db, dmagnitude and the base part of dx; then dW and the
+ * adapter. */
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__linear *a = arguments;

@@ -1,4 +1,6 @@
-/* mlp.c - the families mlp and mlp_backward: checks, outputs, slots, and the division into chunks. */
+/* mlp.c - the families mlp and mlp_backward: checks, outputs, slots, and the division into chunks.
+ * mlp.h has the formulas and the rules of shared arguments. Each part is checked as a linear layer
+ * of its own (linear.c). */
 #include "ops/linear/mlp.h"
 
 #include "ops/families.h"
@@ -78,6 +80,7 @@ static nbl_status check(nbl_context *ctx, const char *op, const nbl__mlp *a, nbl
     return nbl__linear_infer(ctx, op, names[2], &parts[NBL_MLP_DOWN]);
 }
 
+/* With keep, gate_out and up_out are outputs; else they have rank 0. */
 static nbl_status infer_forward(nbl_context *ctx, void *arguments)
 {
     nbl__mlp *a = arguments;
@@ -91,6 +94,7 @@ static nbl_status infer_forward(nbl_context *ctx, void *arguments)
     return NBL_OK;
 }
 
+/* dy of gate and up exists only inside the operator, so the checks get a stand-in: y. */
 static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 {
     static const char op[] = "mlp_backward";
@@ -119,6 +123,8 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
     return NBL_OK;
 }
 
+/* Slots of a part: its name before the names of linear ("gate.lora_a"). Shared tensors are
+ * gate's. */
 #define SLOT(part, field, name, role, of) NBL_SLOT(nbl__mlp, part.field, name, role, of)
 #define KEPT(part, field, name, role) NBL_KEPT(nbl__mlp, part.field, name, role)
 #define PART(part)                                                                                           \

@@ -13,6 +13,7 @@ typedef struct scratch {
     size_t used;
 } scratch;
 
+/* Cuts the scratch for the largest chunk; base NULL: measures it. */
 static scratch layout(const nbl__mlp *a, bool backward, uint8_t *base)
 {
     int64_t rows = nbl__min_i64(NBL_MLP_CHUNK, nbl__tensor_rows(&a->gate.x));
@@ -54,6 +55,7 @@ static void parts_of(const nbl__mlp *a, int64_t chunk, const scratch *s, nbl__li
     parts[NBL_MLP_DOWN].dx = between(s->dh, rows, inner);
 }
 
+/* The f64 tensors, and behind them the scratch of the layer that needs most. */
 static size_t scratch_of(const nbl_context *ctx, const nbl__mlp *a, bool backward)
 {
     nbl__linear parts[NBL_MLP_PARTS];

@@ -1,5 +1,8 @@
 /* norm_linear.c - the families norm_linear_group and norm_mlp: checks, slots, attributes, and the
- * reference, which computes one part after the other. See norm_linear.h. */
+ * reference, which computes one part after the other. See norm_linear.h.
+ *
+ * The norm and the layers are checked by their own families. There is no CPU kernel: graph/fuse.c
+ * makes these nodes only for a device that has one. */
 #include "ops/linear/norm_linear.h"
 
 #include "ops/families.h"
@@ -75,6 +78,7 @@ static const nbl__impl *const mlp_impls[] = {&mlp_ref, NULL};
 
 /* ---- slots and attributes ---- */
 
+/* Slots of the norm. "normed" is y of the norm and x of the layers. */
 #define NORM_SLOTS(type)                                                                                     \
     NBL_SLOT(type, norm.x, "x", INPUT, NULL), NBL_SLOT(type, norm.w, "norm.w", INPUT, NULL),                 \
         NBL_SLOT(type, norm.residual, "residual", OPTIONAL, NULL),                                           \

@@ -1,13 +1,13 @@
-/* norm_linear.h - an rmsnorm and the layers that take its y: the families norm_linear_group and
- * norm_mlp.
+/* norm_linear.h - an rmsnorm and the layers that read its y, as one node: the families
+ * norm_linear_group and norm_mlp.
  *
- *   y of the norm and residual_out are results, too: others may read them.
+ *   norm.y and norm.residual_out are outputs of the node, because others may read them
  *
- * graph/fuse.c makes such a call of two nodes where a device has a kernel for both: one row of
- * x, 4-bit weights without adapters. There is no backward.
+ * graph/fuse.c makes such a node of two where a device has a kernel for both: one row of x, 4-bit
+ * weights, no adapters. There is no backward.
  *
- * The fields of the layers' own x and dtype are set by infer; the layers' scales, thresholds and
- * the like are theirs. */
+ * infer sets the layers' x and dtype from the norm. Attributes of the layers (scale, threshold,
+ * ...) are their own. */
 #ifndef NBL_NORM_LINEAR_H
 #define NBL_NORM_LINEAR_H
 
@@ -25,7 +25,7 @@ typedef struct nbl__norm_mlp {
     nbl__mlp layers;
 } nbl__norm_mlp;
 
-/* The layers as they take the norm's y. */
+/* The layers with the norm's y as their input. */
 nbl__linear_group nbl__norm_linear_group_layers(const nbl__norm_linear_group *a);
 nbl__mlp nbl__norm_mlp_layers(const nbl__norm_mlp *a);
 

@@ -1,8 +1,10 @@
-/* layernorm.c - the families layernorm and layernorm_backward: checks, outputs, slots, attributes. */
+/* layernorm.c - the families layernorm and layernorm_backward: checks, outputs, slots, attributes.
+ * layernorm.h has the formula. Rows of dispatch: AVX-512, AVX2, the reference. */
 #include "ops/norm/layernorm.h"
 
 #include "ops/families.h"
 
+/* Checks what forward and backward share: x, w, b and eps. Sets the error message. */
 static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__layernorm *a)
 {
     NBL_TRY(nbl__check_compute(ctx, op, a->dtype));
@@ -27,6 +29,7 @@ static nbl_status infer_forward(nbl_context *ctx, void *arguments)
     return NBL_OK;
 }
 
+/* dbias is an output only if there is a bias */
 static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 {
     nbl__layernorm *a = arguments;

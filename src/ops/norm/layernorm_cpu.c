@@ -23,6 +23,8 @@ typedef struct norm_job {
 #define KERNELS "ops/norm/layernorm.inc"
 #include "ops/common/both_lanes.inc"
 
+/* Cuts the scratch; base NULL: measures it. Scratch: 8 bytes per column, and in backward 8 more per
+ * column and block of rows. */
 static size_t layout(const nbl__layernorm *a, bool backward, uint8_t *base, norm_job *j)
 {
     nbl__cut cut = {base, 0};
@@ -35,6 +37,7 @@ static size_t layout(const nbl__layernorm *a, bool backward, uint8_t *base, norm
     return cut.used;
 }
 
+/* Converts w and b to f32 once per call. Without a bias, b is 0. */
 static void read_weights(const nbl_context *ctx, const norm_job *j)
 {
     const nbl__layernorm *a = j->a;
@@ -53,6 +56,8 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments, nbl_
     return nbl__rows_run(call->ctx, nbl__tensor_rows(&a->x), nbl__rows_per_span(nbl__last(&a->x)), rows, &j);
 }
 
+/* A block of rows is an item with its own partial sums. nbl__blocks_add adds them in the order of
+ * blocks, so the bits do not depend on the number of threads. */
 static nbl_status run_backward(const nbl__call *call, const void *arguments, nbl__rows_fn rows)
 {
     const nbl__layernorm *a = arguments;

@@ -9,6 +9,8 @@ typedef struct row_moments {
     double mean, scale; /* scale: 1 / √(variance + eps) */
 } row_moments;
 
+/* Mean and scale of a row, in two passes: the variance is a sum of squared distances from the
+ * mean. */
 static row_moments moments_of(const nbl__layernorm *a, int64_t first, int64_t columns)
 {
     double sum = 0, squares = 0;

@@ -1,11 +1,17 @@
 /* norm_rope.c - the families norm_rope and norm_rope_backward: checks, and their reference, which
- * runs the references of rmsnorm and rope with f64 between them. */
+ * runs the references of rmsnorm and rope with f64 between them.
+ *
+ *   forward    x  ── rmsnorm_ref ──▶ f64 ── rope_ref ──▶ y
+ *   backward   dy ── rope_backward_ref ──▶ f64 ── rmsnorm_backward_ref ──▶ dx
+ *
+ * There is no CPU kernel: only devices ask for this family (joins_norm_rope in device.h). */
 #include "ops/norm/norm_rope.h"
 
 #include "ops/families.h"
 #include "ops/norm/rmsnorm.h"
 #include "ops/rope/rope.h"
 
+/* The arguments of the two operators, without their outputs. */
 static nbl__rmsnorm norm_of(const nbl__norm_rope *a)
 {
     return (nbl__rmsnorm){
@@ -19,6 +25,7 @@ static nbl__rope_apply rope_of(const nbl__norm_rope *a)
     return rope;
 }
 
+/* Has both operators check their part, so that the messages are theirs. */
 static nbl_status check(nbl_context *ctx, const nbl__norm_rope *a)
 {
     nbl__rmsnorm norm = norm_of(a);
@@ -59,6 +66,7 @@ static nbl_tensor between(const nbl__norm_rope *a, uint8_t *base, size_t *used)
     return middle;
 }
 
+/* The f64 value, and behind it the scratch of the operator that needs more. */
 static size_t scratch_of(const nbl_context *ctx, const void *arguments)
 {
     const nbl__norm_rope *a = arguments;
@@ -70,6 +78,7 @@ static size_t scratch_of(const nbl_context *ctx, const void *arguments)
     return used + (more > max ? more : max);
 }
 
+/* The call with the scratch that is left behind `used` bytes. */
 static nbl__call behind(const nbl__call *call, size_t used)
 {
     nbl__call rest = *call;

@@ -1,8 +1,10 @@
-/* rmsnorm.c - the families rmsnorm and rmsnorm_backward: checks, outputs, slots, attributes. */
+/* rmsnorm.c - the families rmsnorm and rmsnorm_backward: checks, outputs, slots, attributes.
+ * rmsnorm.h has the formulas. Rows of dispatch: AVX-512, AVX2, the reference. */
 #include "ops/norm/rmsnorm.h"
 
 #include "ops/families.h"
 
+/* Checks what forward and backward share: x, w, residual and eps. Sets the error message. */
 static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__rmsnorm *a)
 {
     NBL_TRY(nbl__check_compute(ctx, op, a->dtype));
@@ -45,6 +47,7 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 static const nbl__slot slots[] = {
+    /* x is saved unless residual_out is: backward needs h, which is one of the two */
     {"x", NBL_ROLE_INPUT, NULL, offsetof(nbl__rmsnorm, x), true, "residual_out", NULL, NULL, 0},
     NBL_KEPT(nbl__rmsnorm, w, "w", INPUT),
     NBL_SLOT(nbl__rmsnorm, residual, "residual", OPTIONAL, NULL),
@@ -52,6 +55,7 @@ static const nbl__slot slots[] = {
     NBL_KEPT(nbl__rmsnorm, residual_out, "residual_out", OUTPUT),
     NBL_SLOT(nbl__rmsnorm, dy, "dy", COTANGENT, "y"),
     NBL_SLOT(nbl__rmsnorm, dresidual, "dresidual", COTANGENT, "residual_out"),
+    /* one gradient for both: dx is also that of residual */
     {"dx", NBL_ROLE_GRADIENT, "x", offsetof(nbl__rmsnorm, dx), false, NULL, "residual", NULL, 0},
     NBL_SLOT(nbl__rmsnorm, dw, "dw", GRADIENT, "w"),
     {0},

@@ -57,6 +57,7 @@ static size_t layout(const nbl__rmsnorm *a, bool backward, uint8_t *base, norm_j
     return cut.used;
 }
 
+/* Converts w to f32 and adds the offset, once per call. */
 static void read_weight(const nbl_context *ctx, const norm_job *j)
 {
     int64_t columns = nbl__last(&j->a->x);
@@ -73,6 +74,8 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments, nbl_
     return nbl__rows_run(call->ctx, nbl__tensor_rows(&a->x), nbl__rows_per_span(nbl__last(&a->x)), rows, &j);
 }
 
+/* A block of rows is an item with its own partial sum. nbl__blocks_add adds them in the order of
+ * blocks, so the bits do not depend on the number of threads. */
 static nbl_status run_backward(const nbl__call *call, const void *arguments, nbl__rows_fn rows)
 {
     nbl__rmsnorm sum = nbl__rmsnorm_from_sum(arguments), *a = &sum;

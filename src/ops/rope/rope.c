@@ -1,8 +1,11 @@
-/* rope.c - the families rope_table, rope and rope_backward: checks, outputs, slots, attributes. */
+/* rope.c - the families rope_table, rope and rope_backward: checks, outputs, slots, attributes.
+ * rope.h has the formulas. Rows of dispatch: AVX-512, AVX2, the reference. Fields of nbl__rope that
+ * are no attribute (scaling) come from the model's configuration. */
 #include "ops/rope/rope.h"
 
 #include "ops/families.h"
 
+/* rotary_dim is even, because it is halves, and fits into a head. */
 static nbl_status check_dim(nbl_context *ctx, const char *op, int64_t dim, int64_t max)
 {
     NBL_CHECK(ctx, dim >= 2 && dim % 2 == 0 && dim <= max, NBL_ERROR_SHAPE,
@@ -47,6 +50,7 @@ const nbl__family nbl__rope_table_family = {
 
 /* ---- rope ---- */
 
+/* Checks what forward and backward share: x, the table if there is one, else positions. */
 static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__rope_apply *a)
 {
     NBL_TRY(nbl__check_compute(ctx, op, a->dtype));

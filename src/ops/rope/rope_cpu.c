@@ -12,6 +12,7 @@
 #include "ops/common/rows.h"
 #include "ops/common/vmath.h"
 
+/* cos, sin [tokens, half] from positions [tokens] and frequencies [half]. */
 typedef struct table_job {
     const float *frequencies;
     float scaling;
@@ -20,6 +21,8 @@ typedef struct table_job {
     float *cos, *sin;
 } table_job;
 
+/* from, to [tokens, heads, columns]; the first 2·half columns of a head rotate, the others are
+ * copied. */
 typedef struct rotate_job {
     nbl_dtype dtype;
     int64_t heads, columns, half;
@@ -46,6 +49,7 @@ typedef struct rotate_job {
 #define ROUND_512(a) _mm512_roundscale_pd(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #define FLOOR_512(a) _mm512_roundscale_pd(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)
 
+/* 8 frequencies at a time: f64 arithmetic in two halves, results as f32. */
 NBL_TARGET_AVX2 static inline __m256 reduce_avx2(double position, __m256 frequencies, __m256 *quarters)
 {
     __m256d angle, count, lap, r[2], q[2];
@@ -82,6 +86,7 @@ static size_t table_scratch(const nbl_context *ctx, const void *arguments)
     return (size_t)((const nbl__rope_table *)arguments)->rope.rotary_dim / 2 * sizeof(float);
 }
 
+/* Writes cos and sin of all positions. Scratch: the frequencies, [half]. */
 static nbl_status make_table(nbl_context *ctx, const nbl__rope *rope, int64_t half,
                              const nbl_tensor *positions, float *frequencies, float *cos, float *sin,
                              nbl__rows_fn rows)
@@ -106,6 +111,8 @@ typedef struct rope_scratch {
     float *cos, *sin; /* [tokens, half], when they are not given */
 } rope_scratch;
 
+/* Cuts the scratch; base NULL: measures it. With a given table only the (unused) frequencies are
+ * cut. */
 static size_t layout(const nbl__rope_apply *a, uint8_t *base, rope_scratch *s)
 {
     nbl__cut cut = {base, 0};
@@ -124,6 +131,8 @@ static size_t apply_scratch(const nbl_context *ctx, const void *arguments)
     return layout(arguments, NULL, &s);
 }
 
+/* Rotates `from` into `to`, forward (sign 1) or backward (sign -1). Without a table, makes it
+ * first. */
 static nbl_status apply(const nbl__call *call, const nbl__rope_apply *a, const nbl_tensor *from,
                         const nbl_tensor *to, float sign, const kernels *k)
 {
@@ -163,6 +172,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments, con
     return nbl__given(&a->dx) ? apply(call, a, &a->dy, &a->dx, -1, k) : NBL_OK;
 }
 
+/* Defines a row of dispatch for one operator and instruction set. */
 #define IMPL(op, level, LEVEL, scratch, function)                                                            \
     static nbl_status function##_##level(const nbl__call *call, const void *arguments)                       \
     {                                                                                                        \

@@ -12,6 +12,7 @@ static size_t table_scratch(const nbl_context *ctx, const void *arguments)
     return (size_t)((const nbl__rope_table *)arguments)->rope.rotary_dim / 2 * sizeof(float);
 }
 
+/* The angle is a product in f64, as rope.h promises. cos and sin are rounded once, to f32. */
 static nbl_status run_table(const nbl__call *call, const void *arguments)
 {
     const nbl__rope_table *a = arguments;
@@ -41,6 +42,7 @@ static nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const 
         for (int64_t i = 0; i < half; i++) {
             double angle = table ? 0
                                  : (double)((const int32_t *)a->positions.data)[t] * (double)frequencies[i];
+            /* c_own and s_own: rounded as a table would hold them */
             float c_own = (float)(cos(angle) * (double)scaling),
                   s_own = (float)(sin(angle) * (double)scaling);
             double c = table ? nbl__ref_get(&a->cos, t * half + i) : (double)c_own;

@@ -29,6 +29,7 @@ static const number_key number_keys[] = {
     {"partial_rotary_factor", offsetof(nbl__rope, partial_rotary_factor)},
 };
 
+/* rope->kind from "rope_type", or from "type" in older configurations. Neither: the default. */
 static nbl_status read_kind(nbl_context *ctx, const nbl__json *object, nbl__rope *rope)
 {
     static const char *const kinds[] = {"default", "linear", "llama3", "yarn"};
@@ -46,6 +47,8 @@ static nbl_status read_kind(nbl_context *ctx, const nbl__json *object, nbl__rope
                      "rope scaling: rope_type \"%s\" is not default, linear, llama3 or yarn", value->string);
 }
 
+/* Reads one key of the object. A key that is not known is an error, because it could change the
+ * frequencies. */
 static nbl_status read_key(nbl_context *ctx, const nbl__json *item, nbl__rope *rope)
 {
     const char *key = item->key;
@@ -162,7 +165,8 @@ static void scale_llama3(const nbl__rope *r, int64_t half, float *frequencies)
     }
 }
 
-/* YaRN: the dimension that makes `rotations` full rotations over the original context length. */
+/* YaRN: the dimension that makes `rotations` full rotations over the original context length. It is
+ * real; scale_yarn rounds it. */
 static double turning_dim(const nbl__rope *r, int64_t dim, double rotations)
 {
     return (double)dim * log(original_length(r) / (rotations * 2 * M_PI)) / (2 * log((double)theta_of(r)));

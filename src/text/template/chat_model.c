@@ -19,6 +19,8 @@
 
 enum { LARGEST_FILE = 256 << 20 };
 
+/* Cost: linear in the number of templates; a model has one or two. An old array stays in the
+ * arena. */
 nbl_status nbl__chat_add_source(nbl_chat_template *t, const char *name, const char *file, nbl_string text)
 {
     for (int i = 0; i < t->count; i++)
@@ -189,8 +191,11 @@ static nbl_status add_folder(nbl_chat_template *t)
     return status;
 }
 
-/* Reads the files in transformers' order. A template that was found in one of them ends the
- * search. */
+/* Reads the files in transformers' order. A template that was found ends the search.
+ *
+ *   tokenizer_config.json      always, for the tokens; its template counts without .jinja files
+ *   special_tokens_map.json    if the first has no added_tokens_decoder
+ *   chat_template.json         if no template was found yet */
 static nbl_status read_model(nbl_chat_template *t, tpl_vm *vm)
 {
     const char *path, *file = nbl__arena_printf(&t->arena, "%s/chat_template.jinja", t->model);

@@ -44,7 +44,7 @@ void nbl_chat_template_close(nbl_chat_template *t)
 }
 
 /* Reads the adapter's folder. Its special tokens replace the model's tokens of the same name. If it
- * has templates, they replace all of the model's. `told`: log that. */
+ * has templates, they replace all of the model's. `told`: log which template is used. */
 static nbl_status read_adapter(nbl_chat_template *t, const char *adapter, bool told)
 {
     nbl_chat_template before = *t;
@@ -81,6 +81,7 @@ static nbl_status open_template(nbl_chat_template *t, const char *model, const c
                                 (nbl_string){text, strlen(text)});
 }
 
+/* The model's files are read even if `file` is given: they have the special tokens. */
 nbl_status nbl_chat_template_open_adapted(nbl_context *ctx, const char *model, const char *adapter,
                                           const char *file, nbl_chat_template **result)
 {

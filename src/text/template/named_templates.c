@@ -89,6 +89,8 @@ static const char gemma3[] = BOS
 
 /* ---- mistral: [INST] … [/INST] ---- */
 
+/* Splits the messages: `system` is the text of a system message at the begin, or none; `rest` is
+ * the messages behind it. */
 #define SYSTEM_APART                                                                                         \
     "{%- set rest = messages -%}{%- set system = none -%}"                                                   \
     "{%- if messages[0].role == 'system' -%}{%- set message = messages[0] -%}" SAID                          \
@@ -141,6 +143,7 @@ static const char mistral_v3_tekken[] = MISTRAL_TOOLS("", "said");
 
 /* ---- qwen: chatml with tools ---- */
 
+/* The tools as JSON, one per line, inside the text that explains them to Qwen. */
 #define QWEN_TOOLS                                                                                           \
     "{{ '# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\n"               \
     "You are provided with function signatures within <tools></tools> XML tags:\\n<tools>' }}"               \
@@ -148,11 +151,14 @@ static const char mistral_v3_tekken[] = MISTRAL_TOOLS("", "said");
     "{{ '\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments "    \
     "within <tool_call></tool_call> XML tags:\\n<tool_call>\\n"                                              \
     "{\"name\": <function-name>, \"arguments\": <args-json-object>}\\n</tool_call><|im_end|>\\n' }}"
+/* A call of a tool as JSON. The call is the member `function` of its object, or the object
+ * itself. */
 #define QWEN_CALL                                                                                            \
     "{%- set call = call.function if call.function else call -%}"                                            \
     "{{ '<tool_call>\\n{\"name\": \"' + call.name + '\", \"arguments\": ' + " QWEN_ARGUMENTS                 \
     " + '}\\n</tool_call>' }}"
 #define QWEN_ARGUMENTS "(call.arguments if strings and call.arguments is string else call.arguments | tojson)"
+/* The result of a tool. Results that follow each other share one turn of the user. */
 #define QWEN_RESULT                                                                                          \
     "{%- if loop.first or loop.previtem.role != 'tool' -%}{{ '<|im_start|>user' }}{%- endif -%}"             \
     "{{ '\\n<tool_response>\\n' + said + '\\n</tool_response>' }}"                                           \
@@ -202,6 +208,7 @@ static const char qwen3[] =
 
 /* ---- names ---- */
 
+/* Sorted by name; nbl__named_template_names repeats the names for messages. */
 static const struct {
     const char *name, *text;
 } named[] = {

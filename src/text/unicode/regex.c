@@ -20,6 +20,7 @@
 #include "text/chars.h"
 #include "text/unicode/unicode.h"
 
+/* MATCH_LIMIT bounds the work of one match. */
 /* MATCH_LIMIT: steps; JIT_STACK_FIRST: initial size in bytes. */
 enum { MATCH_LIMIT = 20000000, HEAP_LIMIT_KIB = 64 << 10, LARGEST_PATTERN = 64 << 10 };
 enum { JIT_STACK_FIRST = 64 << 10, MAX_JIT_STACK = 4 << 20 };
@@ -63,6 +64,8 @@ static nbl_status compile(nbl_context *ctx, nbl__regex *regex, const char *patte
     return NBL_OK;
 }
 
+/* Asks PCRE2 itself, by compiling \p{sc:NAME}. A pattern has few properties, so the cost does not
+ * count. */
 nbl_status nbl__regex_is_script(nbl_context *ctx, const char *where, const char *name, bool *yes)
 {
     char pattern[80];
@@ -141,6 +144,7 @@ void nbl__regex_free(nbl_context *ctx, nbl__regex *regex)
 
 /* ---- matching ---- */
 
+/* The matcher can be used again afterwards: it begins as after zeroing. */
 void nbl__matcher_free(nbl__matcher *m)
 {
     if (m->data) pcre2_match_data_free(m->data);
@@ -209,6 +213,7 @@ nbl_status nbl__search_begin(nbl__search *search, nbl__matcher *m, const nbl__re
     return NBL_OK;
 }
 
+/* One match costs at most MATCH_LIMIT steps. An empty match right after the last one is skipped. */
 nbl_status nbl__search_next(nbl__search *s, bool *found, size_t *begin, size_t *end)
 {
     nbl__matcher *m = s->matcher;

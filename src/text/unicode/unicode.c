@@ -23,6 +23,7 @@ bool nbl__char_in(const nbl__char_set *set, uint32_t c)
     return low < set->count && c >= set->ranges[low].first;
 }
 
+/* ASCII first, then the exceptions, then utf8proc. */
 int nbl__char_lowercase(uint32_t c, uint32_t lower[2])
 {
     if (c < 0x80) {
@@ -95,6 +96,7 @@ uint32_t nbl__char_compose(uint32_t first, uint32_t second)
     return n == 1 && pair[0] != (utf8proc_int32_t)first ? (uint32_t)pair[0] : 0;
 }
 
+/* A binary search, as in nbl__char_in. */
 uint32_t nbl__char_standin_of(uint32_t c)
 {
     int low = 0, high = nbl__char_standin_count;

@@ -4,7 +4,10 @@
  * Upstream takes its properties from several Rust crates, and each has another version of Unicode.
  * So the properties of one version would give other ids. unicode_tables.c has what upstream answers
  * for each character; tests/oracle/make_unicode_tables.py generates it. Decompositions come from
- * utf8proc, except for characters that are newer than upstream's tables. */
+ * utf8proc, except for characters that are newer than upstream's tables.
+ *
+ * A character is a code point, 0 to 0x10FFFF. No function allocates, and none depends on the
+ * locale. */
 #ifndef NBL_UNICODE_H
 #define NBL_UNICODE_H
 

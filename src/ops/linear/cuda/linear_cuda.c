@@ -1,4 +1,8 @@
-/* linear_cuda.c - the rows of linear and linear_group on the device, through linear_cuda.h. */
+/* linear_cuda.c - the rows of linear and linear_group on the device, through linear_cuda.h.
+ *
+ * linear is a group of one. A group's members are spread first (nbl__linear_group_spread), so that
+ * each has its own copy of the shared arguments. Rows that need dense tensors decline strided ones;
+ * dense_rows_cuda.c then copies. */
 #include "ops/families.h"
 #include "ops/linear/cuda/linear_cuda.h"
 #include "ops/linear/linear_group.h"
@@ -104,7 +108,9 @@ FORWARD_ROWS(linear_group, group)
 BACKWARD_ROWS(linear_group_backward, group_backward)
 
 /* ---- what forward leaves for backward ---- */
+/* ---- what forward leaves for backward ---- */
 
+/* Bytes that forward leaves for backward: t, in the two rows for training; else 0. */
 size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments)
 {
     nbl__linear members[NBL_MAX_GROUP];

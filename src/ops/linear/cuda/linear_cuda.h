@@ -1,18 +1,23 @@
-/* linear_cuda.h - linear layers that share their input, on the device: what linear, linear_group and mlp run.
+/* linear_cuda.h - linear layers that share their input, on the device. linear, linear_group and mlp
+ * run on it.
  *
  *     forward    y_i = factor_i·(x·W_iᵀ + t_i·B_iᵀ) + bias_i             t_i = s·drop_i(x)·A_iᵀ
  *     backward   dx = Σ dy'_i·W_i + drop_i(u_i·A_i)                     u_i = s·dy'_i·B_i, dy' = factor∘dy
  *                dA_i = u_iᵀ·drop_i(x), dB_i = dy'_iᵀ·t_i, dW_i = dy'_iᵀ·x, and sums over tokens
  *
- * The ways are rows of the dispatch tables (nbl__cuda_way). The two for training (linear_cuda_train.c) take bf16, many
- * tokens, a weight that multiplies as it is dequantized, no DoRA. The general one (linear_cuda_general.c,
- * linear_cuda_general_backward.c) takes everything, NBL_CUDA_CHUNK tokens at a time, with f32 sums between the products:
- * every result is rounded once.
+ * There are five ways to compute this, and each is a row of the dispatch tables (nbl__cuda_way).
+ * The two for training (linear_cuda_train.c) take bf16, more than 16 tokens, no DoRA, no int8 codes
+ * in forward. The general one (linear_cuda_general.c, linear_cuda_general_backward.c) takes
+ * everything, NBL_CUDA_CHUNK tokens at a time, with f32 sums between the products: a result is
+ * rounded once.
  *
- * `members[0]` has x and dx; all else is each member's own. The arguments passed infer, except that x, y, dy and dx may be
- * f32 whatever the compute dtype. Gradients without memory are not computed. Scratch is measured as if every gradient were
- * wanted, and is enough for fewer tokens, too: NBL_CUDA_SMALL_BATCH or less do not go the ways of training, and multiply
- * their adapters in f32. */
+ * Arguments: members[0] has x and dx. All else is each member's own. The arguments passed infer,
+ * except that x, y, dy and dx may be f32 for any compute dtype. Gradients without memory are not
+ * computed.
+ *
+ * Scratch is measured as if every gradient were wanted. It is enough for fewer tokens, too:
+ * NBL_CUDA_SMALL_BATCH tokens or fewer do not go the ways for training, and multiply their adapters
+ * in f32. */
 #ifndef NBL_LINEAR_CUDA_H
 #define NBL_LINEAR_CUDA_H
 
@@ -70,24 +75,26 @@ nbl_status nbl__cuda_linear_backward_run(const nbl__call *call, nbl__cuda_way wa
                                                   direction##_can_##variant, direction##_scratch_##variant,  \
                                                   direction##_run_##variant};
 
-/* ‖W + s·B·A‖ of a layer that has no norm. */
+/* Computes ‖W + s·B·A‖ by rows, for a layer with DoRA that was given no norm. */
 nbl_status nbl__cuda_dora_weight_norm(const nbl__call *call, const nbl__linear *a, float *norm);
 
 /* mlp_cuda.c, for norm_linear_cuda.c. */
 struct nbl__mlp;
 struct nbl__gemv_one;
-/* gate, up and act of one row in one launch: is that possible, and how? The address of its result is not filled in. */
+/* True if gate, up and act of one row can be one launch; fills in `one`, without the result's
+ * address. */
 bool nbl__cuda_mlp_at_once(const struct nbl__mlp *a, struct nbl__gemv_one *one);
 const char *nbl__cuda_mlp_can(const nbl__cuda *cuda, nbl__cuda_way way, const struct nbl__mlp *a);
 size_t nbl__cuda_mlp_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const struct nbl__mlp *a);
-/* `norm`: NULL, or the rmsnorm that makes x, which runs in the same launch; NBL_CUDA_GEMV_SM90 only. */
+/* norm: NULL, or the rmsnorm that makes x, which then runs in the same launch (NBL_CUDA_GEMV_SM90
+ * only). */
 nbl_status nbl__cuda_mlp_run(const nbl__call *call, nbl__cuda_way way, const struct nbl__mlp *a,
                              const nbl_rmsnorm *norm);
 
 /* ---- the ways of training: linear_cuda_train.c ---- */
 
 const char *nbl__cuda_train_can(const nbl__linear *members, int count, bool backward);
-/* linear_cuda_folded.c: the same, in one K loop. */
+/* The same for the folded way (linear_cuda_folded.c). */
 const char *nbl__cuda_folded_can(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward);
 size_t nbl__cuda_fast_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward);
 /* Bytes of t, which forward leaves for backward (nbl__cuda_kept). */
@@ -98,6 +105,7 @@ nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear 
 
 /* ---- the general way, between its two files ---- */
 
+/* One layer of a call. */
 typedef struct nbl__cuda_linear_part {
     const nbl__linear *a;
     int64_t out, rank, wide; /* wide: the rank in multiples of 8 */
@@ -133,25 +141,29 @@ typedef struct nbl__cuda_linears {
     size_t used;
 } nbl__cuda_linears;
 
-/* Lays out all pieces from `scratch` on; NULL measures. */
+/* Sets up a call and cuts all pieces from `scratch`; NULL: measures. */
 void nbl__cuda_linear_open(nbl__cuda_linears *j, const nbl__call *call, const nbl__linear *members, int count,
                            bool backward, uint8_t *scratch);
-/* The most that the general way takes for these arguments, or for them with few tokens; `small_only`: with few tokens only. */
+/* Scratch of the general way for these arguments, or for the same with few tokens, if that is more.
+ * small_only: for few tokens only. */
 size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool backward, bool small_only);
-/* Factors of DoRA, adapters in their dtype, int8's outlier columns (`codes`: when they will be used). */
+/* Before the products: DoRA's factors, A and B in their dtype, the outlier columns of int8. codes:
+ * the columns will be used. */
 nbl_status nbl__cuda_linear_prepare(nbl__cuda_linears *j, bool codes);
 nbl_status nbl__cuda_linear_weight(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, const void **w);
-/* Rows of x in a dtype of products: as they lie, or converted into `room`. */
+/* Sets *result to rows of a tensor in the dtype of a product: in place, or converted into
+ * `room`. */
 nbl_status nbl__cuda_linear_rows(const nbl__cuda_linears *j, const nbl_tensor *from, int64_t row,
                                  int64_t rows, nbl_dtype dtype, const float *factor, void *room,
                                  const void **result);
-/* x as the layer's adapter sees it. */
+/* Sets *result to rows of x as the layer's adapter sees them: with its dropout. */
 nbl_status nbl__cuda_linear_dropped(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
                                     int64_t rows, const void **result);
-/* t of a chunk, from what the adapter sees. */
+/* Computes t of a chunk from the adapter's input. */
 nbl_status nbl__cuda_linear_inner(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t rows,
                                   const void *x);
-/* The outputs of a chunk before factor and bias, f32, and in code_sums what 8 bits add to it. t must be there. */
+/* Computes the outputs of a chunk before factor and bias: f32 in `to`, and for int8 the codes' part
+ * in code_sums. t must be there. */
 nbl_status nbl__cuda_linear_plain(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
                                   int64_t rows, float *to);
 

@@ -1,12 +1,17 @@
-/* linear_cuda_folded.c - the results of linear layers in one K loop each, by our own product for Hopper. See linear_cuda_train.c.
+/* linear_cuda_folded.c - all terms of a result in one K loop, by our own product for compute
+ * capability 9.0 (gemm_sm90.h). See linear_cuda_train.c.
  *
- * c is written once and rounded once, and no operand is copied. The weights of a group are decoded side by side: their dx is
- * one sum, and their outputs are the parts of one product, which fill the multiprocessors better than one after another. */
+ *   y_i = x·W_iᵀ + t_i·B_iᵀ          one part per layer, of one or two sources
+ *   dx  = Σ dy_i·W_i + u·A           one part, of a source per layer and one for the adapters
+ *
+ * A result is written once and rounded once. No operand is copied. The weights of a group are
+ * dequantized side by side: their dx is one sum, and their outputs are parts of one product, which
+ * fill the multiprocessors better than products one after another. */
 #include "ops/linear/cuda/linear_cuda_train.h"
 
 #include "ops/gemm/cuda/gemm_sm90.h"
 
-/* All weights that need it, side by side. */
+/* Dequantizes all packed weights of the call, each to its own memory. */
 static nbl_status dequantize(const nbl__fast *j)
 {
     for (int i = 0; i < j->count; i++)
@@ -15,6 +20,7 @@ static nbl_status dequantize(const nbl__fast *j)
     return NBL_OK;
 }
 
+/* The product of forward. A dense weight is used where it is. */
 static nbl__gemm_sm90 forward_product(const nbl__fast *j)
 {
     nbl__gemm_sm90 y = {.dtype = NBL_DTYPE_BF16,
@@ -40,6 +46,8 @@ nbl_status nbl__fold_forward(const nbl__fast *j)
     return nbl__gemm_sm90_run(j->call, &y);
 }
 
+/* The product of dx. With dropout the adapters' term is not a product with one A: dx holds it
+ * already (beta 1), and the loop adds to it. */
 static nbl__gemm_sm90 dx_product(const nbl__fast *j)
 {
     nbl__gemm_sm90 dx = {
@@ -62,6 +70,8 @@ nbl_status nbl__fold_dx(const nbl__fast *j)
     return nbl__gemm_sm90_run(j->call, &dx);
 }
 
+/* Why the row declines; NULL: it takes the call. A call with one term only gains nothing from one
+ * loop. */
 const char *nbl__cuda_folded_can(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward)
 {
     nbl__fast j;

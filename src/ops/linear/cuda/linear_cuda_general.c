@@ -1,4 +1,14 @@
-/* linear_cuda_general.c - layers forward, the general way, and what it shares with backward. See linear_cuda.h. */
+/* linear_cuda_general.c - the general way of linear layers, forward, and what backward shares with
+ * it; and the choice of the way. See linear_cuda.h.
+ *
+ *   for each layer, for each chunk of NBL_CUDA_CHUNK tokens:
+ *       t    = s·drop(x)·Aᵀ
+ *       sums = x·Wᵀ                  codes of LLM.int8: code_sums, and the outlier columns in sums
+ *       sums += t·Bᵀ
+ *       y    = factor∘sums + bias    one rounding
+ *
+ * Scratch: one dequantized weight, and per chunk x and dy in the dtypes of the products, t, u and
+ * sums. Small batches of gemv skip the chunk loop (forward_small_batch). */
 #include "ops/linear/cuda/linear_cuda.h"
 
 #include "ops/gemm/cuda/cublaslt.h"
@@ -9,30 +19,35 @@
 #include "ops/linear/cuda/linear_helpers.h"
 #include "ops/linear/dora_norm.h"
 
-/* Adapters multiply in f32 beside f16, whose range is too small for them and their gradients, and where there are few
- * tokens: there an error of one of them is not evened out by the others'. */
+/* The dtype of products with A and B. It is f32 for compute dtype f16, whose range is too small for
+ * adapters and their gradients. It is f32 for few tokens, too: there the error of one token is not
+ * evened out by others. */
 static nbl_dtype adapter_dtype(nbl_dtype dtype, int64_t tokens)
 {
     return dtype == NBL_DTYPE_BF16 && tokens > NBL_CUDA_SMALL_BATCH ? NBL_DTYPE_BF16 : NBL_DTYPE_F32;
 }
 
-/* What lies between the layers of mlp is f32: in f16 it may be out of range, so its products are f32 then. */
+/* The dtype of products with W. Values between the layers of mlp are f32. In f16 they may be out of
+ * range, so the products are f32 then. */
 static nbl_dtype product_dtype(const nbl__linear *a, bool backward)
 {
     bool wider = a->x.dtype != a->dtype || (backward && a->dy.dtype != a->dtype);
     return a->dtype == NBL_DTYPE_F16 && wider ? NBL_DTYPE_F32 : a->dtype;
 }
 
+/* True if the stored weight is the product's operand as it is: no copy, no conversion. */
 static bool lies_ready(const nbl_weight *w, nbl_dtype dtype, nbl_dtype product)
 {
     return w->format == NBL_FORMAT_DENSE && w->dtype == dtype && product == dtype;
 }
 
+/* Cuts memory for `elements` values; NULL if it is not needed. */
 static void *cut(nbl__cut *c, bool needed, int64_t elements, nbl_dtype dtype)
 {
     return needed ? nbl__cut_bytes(c, (size_t)elements * nbl__size_of(dtype)) : NULL;
 }
 
+/* Fills in one layer and cuts its small operands. Ranks are padded to multiples of 8 with zeros. */
 static void open_layer(nbl__cuda_linears *j, nbl__cut *c, nbl__cuda_linear_part *l, const nbl__linear *a,
                        bool backward)
 {
@@ -74,6 +89,7 @@ void nbl__cuda_linear_open(nbl__cuda_linears *j, const nbl__call *call, const nb
         drops |= l->rank > 0 && a->dropout > 0;
         trained |= backward && a->train_w;
     }
+    /* pieces of a chunk: x and y in elements */
     int64_t x = j->rows * j->in, y = j->rows * widest;
     bool outputs = !backward || dora, wide_y = backward || members->y.dtype != NBL_DTYPE_F32;
     j->w = cut(&c, dequantized > 0, dequantized, j->product);
@@ -113,6 +129,7 @@ nbl_status nbl__cuda_dora_weight_norm(const nbl__call *call, const nbl__linear *
     return nbl__dora_norm_cuda.run(call, &arguments);
 }
 
+/* Computes DoRA's factors, converts all A and B in one launch, and finds the outlier columns. */
 nbl_status nbl__cuda_linear_prepare(nbl__cuda_linears *j, bool codes)
 {
     nbl__move moves[2 * NBL_CUDA_LINEAR_MAX];
@@ -154,7 +171,7 @@ nbl_status nbl__cuda_linear_prepare(nbl__cuda_linears *j, bool codes)
 
 /* ---- operands ---- */
 
-/* A dense piece from one dtype to another, through a third. */
+/* Converts a dense matrix from one dtype to another, with a rounding to `via` between them. */
 static nbl_status convert(const nbl__call *call, int64_t rows, int64_t columns, const void *from,
                           nbl_dtype from_dtype, nbl_dtype via, const float *factor, void *to,
                           nbl_dtype to_dtype)
@@ -174,6 +191,8 @@ static nbl_status convert(const nbl__call *call, int64_t rows, int64_t columns, 
     return nbl__cuda_move(call, &move, 1);
 }
 
+/* Sets *w to the weight as the products read it. j->held remembers which layer's weight is in j->w,
+ * so one layer's chunks dequantize it once. */
 nbl_status nbl__cuda_linear_weight(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, const void **w)
 {
     const nbl_weight *from = &l->a->w;
@@ -227,13 +246,15 @@ nbl_status nbl__cuda_linear_inner(const nbl__cuda_linears *j, const nbl__cuda_li
                                                 .alpha = l->a->scale});
 }
 
+/* True if one row of x multiplies a dense weight directly (gemv_cuda.h). */
 static bool is_for_dense_gemv(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l)
 {
     return j->tokens == 1 && nbl__cuda_gemv_dense_takes(&l->a->w, j->dtype, j->x.data);
 }
 
-/* Few rows times a packed weight, or one times a dense one: its product, then the adapter onto it. Masks go the general
- * way, and so does training (`dequantized`): there no bit may depend on whether a weight is kept packed. */
+/* True if a layer goes as a small batch: the product with the stored weight, then the adapter added
+ * to it. Layers with dropout go the general way. So do layers in training (`dequantized`): no bit
+ * of a run may depend on whether a weight stays packed. */
 static bool is_for_gemv(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l)
 {
     nbl_format format = l->a->w.format;
@@ -306,6 +327,8 @@ nbl_status nbl__cuda_linear_plain(nbl__cuda_linears *j, const nbl__cuda_linear_p
 
 /* ---- forward ---- */
 
+/* y = factor∘sums + bias for the rows of a chunk. Nothing is left to do if y is f32 and holds the
+ * sums. */
 static nbl_status finish(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
                          int64_t rows, const float *sums)
 {
@@ -323,13 +346,14 @@ static nbl_status finish(const nbl__cuda_linears *j, const nbl__cuda_linear_part
     return as_it_is ? NBL_OK : nbl__cuda_finish(j->call, &f);
 }
 
-/* Nothing but a bias comes after the product. */
+/* True if the output is the product, with at most a bias. */
 static bool is_plain(const nbl__cuda_linear_part *l)
 {
     return l->rank == 0 && !l->factor;
 }
 
-/* The products of all layers in one launch. */
+/* The description of all layers' products in one launch. Layers with an adapter get their bias
+ * later. */
 static nbl__gemv_one products_at_once(const nbl__cuda_linears *j)
 {
     nbl__gemv_one one = {.dtype = j->dtype, .x = j->x.data, .count = j->count, .act = -1};
@@ -341,7 +365,8 @@ static nbl__gemv_one products_at_once(const nbl__cuda_linears *j)
     return one;
 }
 
-/* `multiplied`: the products are there, with the bias of layers without an adapter. */
+/* Computes a layer for few rows. `multiplied`: y holds the product already, and the bias of layers
+ * without an adapter. */
 static nbl_status forward_small_batch(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, bool multiplied)
 {
     const nbl__linear *a = l->a;
@@ -370,6 +395,7 @@ static nbl_status forward_small_batch(nbl__cuda_linears *j, const nbl__cuda_line
     return nbl__cuda_lora_decode(j->call, &small);
 }
 
+/* Computes a layer: as a small batch, or chunk by chunk. */
 static nbl_status forward_layer(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, bool multiplied)
 {
     if (l->small) return forward_small_batch(j, l, multiplied);
@@ -387,6 +413,8 @@ static nbl_status forward_layer(nbl__cuda_linears *j, const nbl__cuda_linear_par
     return NBL_OK;
 }
 
+/* A plan measures scratch for the largest number of tokens. A run may have fewer, which multiply
+ * their adapters in f32, so a small batch is measured too. */
 size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool backward, bool small_only)
 {
     nbl__cuda_linears j;
@@ -407,6 +435,8 @@ size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool bac
 
 /* ---- the ways ---- */
 
+/* Why a gemv row declines; NULL: it takes the layers. NBL_CUDA_GEMV needs one layer that it
+ * suits. */
 static const char *gemv_can(nbl__cuda_way way, const nbl__linear *members, int count)
 {
     nbl__cuda_linears j;

@@ -1,7 +1,13 @@
-/* linear_cuda_general_backward.c - layers backward, the general way. See linear_cuda.h.
+/* linear_cuda_general_backward.c - the general way of linear layers, backward. See linear_cuda.h.
  *
- * Chunks of tokens outside, layers inside, so that the sum of their dx is f32 until all of them are in it. A weight is
- * decoded again for every chunk when there are several of both. */
+ *   for each chunk of tokens, for each layer:
+ *       dy' = factor∘dy
+ *       dW += dy'ᵀ·x,   dB += dy'ᵀ·t,   u = s·dy'·B,   dA += uᵀ·drop(x)
+ *       db, dmagnitude: f64 sums over tokens
+ *       dx += dy'·W + drop(u·A)          f32, rounded once after the last layer
+ *
+ * Chunks are the outer loop, so that dx stays f32 until all layers have added to it. The price:
+ * with several chunks and several layers a weight is dequantized again for each chunk. */
 #include "ops/linear/cuda/linear_cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -10,19 +16,21 @@
 #include "ops/linear/cuda/dropout_cuda.h"
 #include "ops/linear/cuda/linear_helpers.h"
 
+/* True if the caller gave memory for this gradient. */
 static bool wanted(const nbl_tensor *gradient)
 {
     return gradient->rank > 0 && nbl__given(gradient);
 }
 
-/* One layer and chunk. */
+/* One layer and one chunk. */
 typedef struct part {
     const nbl__cuda_linear_part *l;
     int64_t row, rows;
     const void *dy, *dy_adapter; /* factor∘dy as base products and as adapters multiply it */
 } part;
 
-/* c += aᵀ·b over the tokens of the chunk, f32, the first of all chunks as the caller accumulates. */
+/* c (+)= aᵀ·b over the tokens of the chunk, in f32. The first chunk overwrites c, unless the caller
+ * accumulates. */
 static nbl_status over_tokens(const nbl__cuda_linears *j, const part *p, const void *a, int64_t m,
                               int64_t lda, const void *b, int64_t n, int64_t ldb, float *c)
 {
@@ -41,6 +49,8 @@ static nbl_status over_tokens(const nbl__cuda_linears *j, const part *p, const v
                                                 .beta = p->row > 0 || p->l->a->accumulate ? 1 : 0});
 }
 
+/* dB, u and dA of a chunk. t is computed again only if dB or the magnitude's gradient is wanted, u
+ * only if dA or dx is. */
 static nbl_status adapter_gradients(nbl__cuda_linears *j, const part *p)
 {
     const nbl__cuda_linear_part *l = p->l;
@@ -65,7 +75,7 @@ static nbl_status adapter_gradients(nbl__cuda_linears *j, const part *p)
     return over_tokens(j, p, j->u, l->rank, l->wide, x, j->in, j->in, a->dlora_a.data);
 }
 
-/* The layer's part of dx, into or onto the sum. */
+/* Adds the layer's part to the f32 sum of dx; the first layer overwrites it. */
 static nbl_status dx_part(nbl__cuda_linears *j, const part *p, bool first, float *sums)
 {
     const nbl__cuda_linear_part *l = p->l;
@@ -98,7 +108,8 @@ static nbl_status dx_part(nbl__cuda_linears *j, const part *p, bool first, float
                               p->rows, j->in, j->dx_part, sums, true);
 }
 
-/* Σ dy and Σ dy·(output before factor and bias) of the chunk. */
+/* Sums over the chunk's tokens: Σ dy for db, Σ dy·(output before factor and bias) for the
+ * magnitude. */
 static nbl_status sums_over_tokens(nbl__cuda_linears *j, const part *p)
 {
     const nbl__cuda_linear_part *l = p->l;
@@ -123,6 +134,7 @@ static nbl_status sums_over_tokens(nbl__cuda_linears *j, const part *p)
                           l->magnitude_sums);
 }
 
+/* All gradients of one layer for one chunk. dx NULL: not wanted. */
 static nbl_status layer_chunk(nbl__cuda_linears *j, part *p, bool first, float *dx)
 {
     const nbl__cuda_linear_part *l = p->l;
@@ -143,6 +155,7 @@ static nbl_status layer_chunk(nbl__cuda_linears *j, part *p, bool first, float *
     return dx ? dx_part(j, p, first, dx) : NBL_OK;
 }
 
+/* All layers for one chunk, then dx rounded to its dtype. */
 static nbl_status chunk(nbl__cuda_linears *j, int64_t row)
 {
     int64_t rows = nbl__min_i64(j->rows, j->tokens - row);
@@ -155,7 +168,7 @@ static nbl_status chunk(nbl__cuda_linears *j, int64_t row)
     return nbl__cuda_finish(j->call, &f);
 }
 
-/* No token: the gradients of parameters are zero. */
+/* Without tokens the gradients of parameters are zero; those that accumulate stay. */
 static nbl_status clear(const nbl__cuda_linears *j, const nbl__linear *a)
 {
     const nbl_tensor *gradients[] = {&a->dlora_a, &a->dlora_b, &a->dbias, &a->dmagnitude, &a->dw};
@@ -166,6 +179,7 @@ static nbl_status clear(const nbl__cuda_linears *j, const nbl__linear *a)
     return NBL_OK;
 }
 
+/* Rounds the f64 sums into db and dmagnitude, after the last chunk. */
 static nbl_status put_sums(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l)
 {
     const nbl__linear *a = l->a;

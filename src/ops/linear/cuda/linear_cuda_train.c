@@ -1,16 +1,20 @@
-/* linear_cuda_train.c - layers as they are trained: bf16, more than a few tokens, any storage, LoRA or none. See linear_cuda.h.
+/* linear_cuda_train.c - the two ways for training: bf16, more than 16 tokens, any storage format,
+ * LoRA or no adapter. See linear_cuda.h.
  *
  * The terms of rank r join the base products in one of two ways:
  *
- *     folded    NBL_CUDA_FOLDED_SM90, where memory is aligned to 16 bytes: y = x·Wᵀ + t·Bᵀ and dx = Σ dy_i·W_i + u·A each in one K
- *               loop of our own product (linear_cuda_folded.c). Results are written and rounded once; with dropout dx begins
- *               with what the masks leave of u·A, and the loop adds to that.
- *     before    NBL_CUDA_CUBLASLT: y = t·Bᵀ, then y += x·Wᵀ; dx = u·A, then dx += dy_i·W_i. A result is written more than
- *               once and rounded each time: 1.1e-3 of its norm, so 1.6e-3 for y and up to 2.5e-3 for the dx of four
- *               layers.
+ *   folded    NBL_CUDA_FOLDED_SM90, where memory is aligned to 16 bytes: y = x·Wᵀ + t·Bᵀ and
+ *             dx = Σ dy_i·W_i + u·A, each in one K loop (linear_cuda_folded.c). A result is
+ *             written and rounded once. With dropout dx begins as drop(u·A), and the loop adds
+ *             to it.
+ *   before    NBL_CUDA_CUBLASLT: y = t·Bᵀ, then y += x·Wᵀ; dx = u·A, then dx += dy_i·W_i. A
+ *             result is written several times and rounded each time: 1.1e-3 of its norm, so
+ *             1.6e-3 for y and up to 2.5e-3 for the dx of four layers.
  *
- * A bias goes along as two columns of the adapter, its bf16 value and what that lost, times 1. A dense weight in bf16 is
- * used where it lies. Weights are decoded one after another into one place; folded, side by side. */
+ * The bias is two columns of the adapter, times 1: its bf16 value, and the bf16 value of the rest.
+ * A dense weight in bf16 is used where it is. Packed weights are dequantized into one piece of
+ * scratch, one after another; on compute capability 9.0 side by side, so that one product
+ * can read several. */
 #include "ops/linear/cuda/linear_cuda_train.h"
 
 #include <cuda_runtime_api.h>
@@ -21,6 +25,8 @@
 #include "ops/gemm/cuda/gemm_tall_skinny.h"
 #include "ops/gemm/cuda/gemm_lowrank_sm90.h"
 
+/* Columns of t or u for a layer: the rank, in forward two more for a bias, rounded up to a multiple
+ * of 16. */
 static int64_t columns_of(const nbl__linear *a, bool backward)
 {
     int64_t columns = nbl__linear_rank(a) + (!backward && nbl__given(&a->bias) ? 2 : 0);
@@ -30,7 +36,7 @@ static int64_t columns_of(const nbl__linear *a, bool backward)
 const char *nbl__cuda_train_can(const nbl__linear *members, int count, bool backward)
 {
     int64_t in = members->w.shape[1], wide = 0;
-    bool small = false; /* results of adapters: what the kernels of biases and masks take */
+    bool small = false; /* a kernel for biases or masks is needed; it takes few columns only */
     static const char bf16[] = "needs bf16", eights[] = "needs rows and columns by the eight";
     if (members->dtype != NBL_DTYPE_BF16 || members->x.dtype != NBL_DTYPE_BF16) return bf16;
     if (nbl__tensor_rows(&members->x) <= NBL_CUDA_SMALL_BATCH) return "16 tokens or fewer";
@@ -50,6 +56,7 @@ const char *nbl__cuda_train_can(const nbl__linear *members, int count, bool back
                                                  : "adapters of too large a rank beside a bias or a mask";
 }
 
+/* The columns of t in forward, in bf16. 0 if forward will not go a way for training. */
 size_t nbl__cuda_fast_kept(const nbl__linear *members, int count)
 {
     int64_t wide = 0;
@@ -58,6 +65,7 @@ size_t nbl__cuda_fast_kept(const nbl__linear *members, int count)
     return (size_t)(nbl__tensor_rows(&members->x) * wide) * 2;
 }
 
+/* Cuts memory for `elements` values of bf16; NULL if they are not needed. */
 static void *cut(nbl__cut *c, bool needed, int64_t elements)
 {
     return needed ? nbl__cut_bytes(c, (size_t)elements * 2) : NULL;
@@ -68,7 +76,7 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* What a sweep over matrices of so many columns needs, if there can be one. */
+/* Scratch of a low-rank product over matrices of these widths, if there is a kernel for it. */
 static size_t for_lowrank(const nbl__cuda *cuda, int64_t rows, int64_t wide, const int64_t *columns,
                           int count)
 {
@@ -78,7 +86,8 @@ static size_t for_lowrank(const nbl__cuda *cuda, int64_t rows, int64_t wide, con
     return taken ? nbl__gemm_lowrank_scratch(cuda, &s) : 0;
 }
 
-/* Backward: t, then what sweeps, gradients of A and sums over tokens need. */
+/* Cuts what only backward needs: t, the scratch of low-rank products, gradients of A, sums over
+ * tokens. */
 static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64_t max)
 {
     bool bias = false;
@@ -101,7 +110,7 @@ static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64
     if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, max));
 }
 
-/* t is what forward leaves for backward, if there is room for that; else scratch. */
+/* t lies in the memory that forward leaves for backward, if the plan has it; else in scratch. */
 static void assign_t(nbl__fast *j, bool backward)
 {
     void *kept = j->call ? j->call->kept : NULL;
@@ -116,6 +125,8 @@ static void assign_t(nbl__fast *j, bool backward)
     if (j->has_t) j->over_x = false;
 }
 
+/* Fills in the job and cuts the scratch. In each group of layers t and u are joined: a layer's
+ * columns begin at t_first and first. scratch NULL: only sizes and alignments are right. */
 static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call, const nbl__linear *members,
                      int count, bool backward, uint8_t *scratch)
 {
@@ -185,7 +196,8 @@ nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear
 
 /* ---- steps ---- */
 
-/* B and, forward, the bias behind it, in bf16: [out, wide], or turned. Returns how many moves that takes. */
+/* Describes the copy of B to bf16, [out, wide] or transposed, and in forward the two columns of the
+ * bias behind it. Returns the number of moves, 1 or 2. */
 static int moves_of_b(const nbl__linear_train *l, bool transposed, bool with_bias, void *to, int64_t ld,
                       nbl__move moves[2])
 {
@@ -254,7 +266,7 @@ nbl_status nbl__fast_see(const nbl__fast *j, const nbl__linear_train *l, const v
                           j->x.data, NBL_DTYPE_BF16, j->dropped, NBL_DTYPE_BF16);
 }
 
-/* t of layers [first, end), which follow each other, in one pass over x. */
+/* t of layers [first, end), which are neighbours, in one pass over x. */
 static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias, const void *x)
 {
     int64_t column = j->layers[first].first;
@@ -293,6 +305,7 @@ nbl_status nbl__linear_train_t(const nbl__fast *j, const nbl__linear_train *l, b
                                           .ldc = j->t_ld});
 }
 
+/* t of all layers: in one pass over x if all see the same x; with dropout one pass per layer. */
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
 {
     bool bias = false, same = true;
@@ -322,6 +335,7 @@ nbl_status nbl__fast_dequantize(const nbl__fast *j, const nbl__linear_train *l, 
 
 /* ---- forward ---- */
 
+/* One layer, the adapter's term first, so that the base product is the last to be rounded. */
 static nbl_status forward_before(const nbl__fast *j, const nbl__linear_train *l)
 {
     if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_dequantize(j, l, l->w));

@@ -1,8 +1,13 @@
-/* linear_cuda_train_backward.c - layers backward as they are trained. See linear_cuda_train.c.
+/* linear_cuda_train_backward.c - the two ways for training, backward. See linear_cuda_train.c.
  *
- * u = s·dy·B and dB = dyᵀ·t are one pass over dy once t is there, or t = s·x·Aᵀ and dA = uᵀ·x are one over x once
- * u is: whichever of x and dy is larger is read once for both, the other twice. Where forward left its t, both are read
- * once. */
+ *   u = s·dy·B   and dB = dyᵀ·t     one pass over dy, once t is known
+ *   t = s·x·Aᵀ   and dA = uᵀ·x      one pass over x, once u is known
+ *   dx                              linear_cuda_folded.c, or a product per term
+ *   dW = dyᵀ·x, db = Σ dy           where they are wanted
+ *
+ * One of x and dy must be read twice: for t or for u first, and again for both gradients. The
+ * larger one is read once (over_x); of a group it is always dy. If forward left its t, both are
+ * read once. */
 #include "ops/linear/cuda/linear_cuda_train.h"
 
 #include "ops/linear/cuda/dropout_cuda.h"
@@ -10,17 +15,18 @@
 #include "ops/gemm/cuda/gemm_tall_skinny.h"
 #include "ops/gemm/cuda/gemm_lowrank_sm90.h"
 
+/* True if the caller gave memory for this gradient. */
 static bool wanted(const nbl_tensor *gradient)
 {
     return gradient->rank > 0 && nbl__given(gradient);
 }
 
-/* What is asked for. */
+/* What the caller wants, of any layer. */
 typedef struct wishes {
     bool a, b, dx;
 } wishes;
 
-/* aᵀ·b over the tokens, f32. */
+/* c (+)= aᵀ·b over all tokens, in f32. */
 static nbl_status over_tokens(const nbl__fast *j, const void *a, int64_t m, int64_t lda, const void *b,
                               int64_t n, int64_t ldb, float *c, bool accumulate)
 {
@@ -38,7 +44,7 @@ static nbl_status over_tokens(const nbl__fast *j, const void *a, int64_t m, int6
                                           .beta = accumulate ? 1 : 0});
 }
 
-/* u of a layer by itself. */
+/* u of one layer, by a product of its own. */
 static nbl_status make_u(const nbl__fast *j, const nbl__linear_train *l)
 {
     const nbl__linear *a = l->a;
@@ -55,6 +61,7 @@ static nbl_status make_u(const nbl__fast *j, const nbl__linear_train *l)
                                           .ldc = j->wide});
 }
 
+/* dB of one layer, by a product of its own. t is known. */
 static nbl_status make_db(const nbl__fast *j, const nbl__linear_train *l)
 {
     const nbl__linear *a = l->a;
@@ -62,7 +69,8 @@ static nbl_status make_db(const nbl__fast *j, const nbl__linear_train *l)
                        a->dlora_b.data, a->accumulate);
 }
 
-/* u and dB of layers [first, end) in one pass over every dy; t is there. */
+/* u and dB of layers [first, end), in one pass over each dy. t is known. *done: the low-rank kernel
+ * took it; it needs one width for all layers and both results wanted. */
 static nbl_status lowrank_dy(const nbl__fast *j, int first, int end, const wishes *want, bool *done)
 {
     nbl__gemm_lowrank s = {.rows = j->tokens, .to = j->u, .to_ld = j->wide, .v = j->t, .v_ld = j->t_ld};
@@ -86,6 +94,7 @@ static nbl_status lowrank_dy(const nbl__fast *j, int first, int end, const wishe
     return *done ? nbl__gemm_lowrank_run(j->call, &s, j->shares) : NBL_OK;
 }
 
+/* u and dB of layers [first, end): in one pass, or by two products per layer. */
 static nbl_status over_dy(const nbl__fast *j, int first, int end, const wishes *want)
 {
     bool done;
@@ -98,6 +107,7 @@ static nbl_status over_dy(const nbl__fast *j, int first, int end, const wishes *
     return NBL_OK;
 }
 
+/* dA of one layer, by a product of its own. u is known, and x is what its adapter sees. */
 static nbl_status make_da(const nbl__fast *j, const nbl__linear_train *l, const void *x)
 {
     const nbl__linear *a = l->a;
@@ -105,8 +115,8 @@ static nbl_status make_da(const nbl__fast *j, const nbl__linear_train *l, const 
                        a->accumulate);
 }
 
-/* dA of layers [first, end) from `x`, which is what their adapters see, in one pass over it; `with_t`: t of the only layer,
- * too. u is there. */
+/* dA of layers [first, end), whose adapters see the same `x`, in one pass over it. u is known.
+ * with_t: also t, of a single layer. */
 static nbl_status lowrank_x(const nbl__fast *j, int first, int end, const void *x, bool with_t, bool *done)
 {
     const nbl__linear_train *f = &j->layers[first];
@@ -136,7 +146,7 @@ static nbl_status lowrank_x(const nbl__fast *j, int first, int end, const void *
     return *done ? nbl__gemm_lowrank_run(j->call, &s, j->shares) : NBL_OK;
 }
 
-/* t, dA and dB of the only layer; u is there. */
+/* t, dA and dB of a single layer. u is known. */
 static nbl_status over_x(const nbl__fast *j, const wishes *want, const void *x)
 {
     const nbl__linear_train *l = &j->layers[0];
@@ -149,7 +159,8 @@ static nbl_status over_x(const nbl__fast *j, const wishes *want, const void *x)
     return make_db(j, l);
 }
 
-/* dA of all layers from x; each has its own place. */
+/* dA of all layers from the same x: one low-rank product, or one product for all and a scatter to
+ * each layer's gradient. */
 static nbl_status gradients_of_a(const nbl__fast *j)
 {
     nbl__scatter_part parts[NBL_CUDA_LINEAR_MAX];
@@ -167,7 +178,7 @@ static nbl_status gradients_of_a(const nbl__fast *j)
     return nbl__cuda_scatter(j->call, j->da, j->in, parts, count);
 }
 
-/* With dropout each layer sees its own x, which is there once for t and dA. */
+/* With dropout each layer sees its own x. It is computed once, and used for t and for dA. */
 static nbl_status gradients_of_dropped(const nbl__fast *j, const wishes *want)
 {
     for (int i = 0; i < j->count; i++) {
@@ -189,6 +200,7 @@ static nbl_status gradients_of_dropped(const nbl__fast *j, const wishes *want)
     return NBL_OK;
 }
 
+/* Gradients of A and B, and u for dx. The order is that of the head of this file. */
 static nbl_status adapter_gradients(const nbl__fast *j, const wishes *want)
 {
     if (j->wide > 0) NBL_TRY(nbl__fast_pack(j, true));
@@ -200,7 +212,7 @@ static nbl_status adapter_gradients(const nbl__fast *j, const wishes *want)
     return want->a ? gradients_of_a(j) : NBL_OK;
 }
 
-/* What the masks leave of u·A. */
+/* dx = Σ drop_i(u_i·A_i), the adapters' term with dropout. */
 static nbl_status dx_dropped(const nbl__fast *j)
 {
     nbl__expand e = {.rows = j->tokens,
@@ -220,6 +232,7 @@ static nbl_status dx_dropped(const nbl__fast *j)
     return nbl__cuda_expand(j->call, &e);
 }
 
+/* dx: the adapters' term first, then the base products added to it; folded: one K loop. */
 static nbl_status make_dx(const nbl__fast *j, bool folded)
 {
     nbl__gemm g = {.c_dtype = NBL_DTYPE_BF16, .m = j->tokens, .n = j->in, .c = j->dx.data};

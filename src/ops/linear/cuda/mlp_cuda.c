@@ -1,21 +1,23 @@
-/* mlp_cuda.c - mlp on the device, chunk by chunk as the CPU does it, through linear_cuda.h.
+/* mlp_cuda.c - mlp on the device, in chunks of NBL_MLP_CHUNK tokens as on the CPU, through
+ * linear_cuda.h.
  *
  *     forward    g, u = gate(x), up(x)          f32 [chunk, inner]
  *                g = act(g)·u, y = down(g)
- *     backward   g, u again; d = the gradient of h, through down; then, in place,
+ *     backward   g, u are recomputed; d = dh, by down's backward; then, in place,
  *                g, u, d = d·u·act'(g), d·act(g), act(g)·u      gradients of gate and up, and h
  *                gradients of down's parameters from d, then all of gate and up, and dx
  *
- * Chunks of this size are small for a device: where speed matters, a graph of linear_group, gated and linear does the
- * same. With `keep` g and u are the saved tensors, and forward writes act(g)·u beside them.
+ * Chunks of this size are small for a device. Where speed matters, a graph uses linear_group, gated
+ * and linear instead (splits_mlp in device.h). With `keep` g and u are the saved tensors, and
+ * forward writes act(g)·u beside them.
  *
  * The rows:
  *
- *     gemv_sm90   one row without adapters: gate, up and act in one launch, and act(g)·u is rounded once
- *     gemv        few rows: the layers multiply weights as they are stored; bf16 has bf16 between its layers
+ *     gemv_sm90   one row of x, no adapters: gate, up and act in one launch, one rounding
+ *     gemv        up to 8 rows: weights multiply as they are stored; in bf16 g, u and h are bf16
  *     general     the layers go the general way
  *
- * What is left after whole chunks may be few rows: its layers go the best way that linear has for them. */
+ * The last chunk may be a small batch. Its layers go the best way that they have. */
 #include "ops/linear/mlp.h"
 
 #include "ops/linear/cuda/lora_decode.h"
@@ -24,6 +26,7 @@
 #include "ops/linear/cuda/linear_helpers.h"
 #include "ops/elementwise/elementwise.h"
 
+/* The pieces of a call's scratch. */
 typedef struct pieces {
     nbl_dtype between;           /* of g, u and d */
     float *g, *u, *d;            /* [rows, inner] */
@@ -31,18 +34,21 @@ typedef struct pieces {
     size_t used;
 } pieces;
 
+/* True if the call has few rows and bf16, and saves nothing: values between the layers can be
+ * bf16. */
 static bool is_small_batch(const nbl__mlp *a)
 {
     return nbl__tensor_rows(&a->gate.x) <= NBL_LORA_DECODE_ROWS && a->gate.dtype == NBL_DTYPE_BF16 &&
            !a->keep;
 }
 
-/* Does this way have bf16 between the layers? */
+/* True if this way has bf16 between the layers. */
 static bool goes_narrow(nbl__cuda_way way, const nbl__mlp *a)
 {
     return way != NBL_CUDA_GENERAL && is_small_batch(a);
 }
 
+/* Cuts the scratch; what the layers need comes behind p.used. */
 static pieces layout(nbl__cuda_way way, const nbl__mlp *a, bool backward, uint8_t *base)
 {
     const nbl__linear *parts[NBL_MLP_PARTS] = {&a->gate, &a->up, &a->down};
@@ -59,12 +65,14 @@ static pieces layout(nbl__cuda_way way, const nbl__mlp *a, bool backward, uint8_
     return p;
 }
 
+/* A matrix between two layers. */
 static nbl_tensor between(nbl_dtype dtype, float *data, int64_t rows, int64_t columns)
 {
     return (nbl_tensor){.dtype = dtype, .rank = 2, .shape = {rows, columns}, .data = data};
 }
 
-/* The parts of a chunk: outputs of gate and up in g and u, their gradients too; down's input in `h`. */
+/* The layers of a chunk. Outputs of gate and up, and then their gradients, are in g and u; down's
+ * input is in `h`. */
 static void parts_of(const nbl__mlp *a, int64_t chunk, const pieces *p, float *h,
                      nbl__linear parts[NBL_MLP_PARTS])
 {
@@ -88,7 +96,7 @@ static size_t largest(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* The scratch of the layers of a chunk, whose ways are the general one or gemv. */
+/* Scratch of the layers of a chunk, by the general way or gemv. */
 static size_t of_layers(const nbl__cuda *cuda, const nbl__linear *parts, bool backward)
 {
     const nbl__linear *down = &parts[NBL_MLP_DOWN];
@@ -115,7 +123,8 @@ static size_t scratch_of(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__ml
     return p.used + max;
 }
 
-/* Planned for many rows, it may run with a few, which go another way. */
+/* A plan measures for many rows, but a run may have few, which go another way: the larger scratch
+ * counts. */
 size_t nbl__cuda_mlp_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a)
 {
     nbl__mlp small = *a;
@@ -128,6 +137,7 @@ size_t nbl__cuda_mlp_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl
     return largest(max, scratch_of(cuda, NBL_CUDA_GEMV, &small, false));
 }
 
+/* Computes DoRA's norms once per call, not once per chunk. */
 static nbl_status make_norms(const nbl__call *call, const nbl__mlp *a, const pieces *p)
 {
     nbl__linear parts[NBL_MLP_PARTS];
@@ -143,6 +153,7 @@ static float *kept_rows(const nbl_tensor *saved, int64_t chunk)
     return (float *)saved->data + chunk * NBL_MLP_CHUNK * nbl__last(saved);
 }
 
+/* act of a chunk, or its backward. The saved g and u are read from their tensors. */
 static nbl_status gate(const nbl__call *call, const nbl__mlp *a, int64_t chunk, const pieces *p,
                        const nbl_tensor *y, bool backward)
 {
@@ -164,14 +175,17 @@ bool nbl__cuda_mlp_at_once(const nbl__mlp *a, nbl__gemv_one *one)
     return nbl__cuda_gemv_one_takes(one);
 }
 
-/* The layers of a call whose first chunk goes this way. */
+/* Runs layers. The general way holds for the first chunk only: later chunks may be shorter, and go
+ * the best way that they have. */
 static nbl_status run_layers(const nbl__call *call, nbl__cuda_way way, int64_t chunk,
                              const nbl__linear *members, int count)
 {
-    if (way != NBL_CUDA_GENERAL || chunk > 0) way = nbl__cuda_linear_best(nbl__call_cuda(call), members, count);
+    if (way != NBL_CUDA_GENERAL || chunk > 0)
+        way = nbl__cuda_linear_best(nbl__call_cuda(call), members, count);
     return nbl__cuda_linear_run(call, way, members, count);
 }
 
+/* The whole call for few rows: one chunk. */
 static nbl_status run_small_batch(const nbl__call *call, nbl__cuda_way way, const nbl__mlp *a,
                                   const nbl_rmsnorm *norm, const pieces *p, nbl__call *inner)
 {
@@ -223,6 +237,8 @@ static nbl__linear only_dx(nbl__linear a)
     return a;
 }
 
+/* down's backward runs twice: first for d alone, then, with h in d, for the gradients of its
+ * parameters. */
 static nbl_status backward_run(const nbl__call *call, nbl__cuda_way way, const nbl__mlp *a)
 {
     pieces p = layout(way, a, true, call->scratch);
@@ -246,13 +262,15 @@ static nbl_status backward_run(const nbl__call *call, nbl__cuda_way way, const n
 
 /* ---- rows ---- */
 
-/* Has a layer among `count` a weight that multiplies as it is stored? */
+/* True if one of the layers has a weight that multiplies as it is stored. */
 static bool has_gemv(const nbl__cuda *cuda, const nbl__linear *members, int count)
 {
     return nbl__cuda_linear_can(cuda, NBL_CUDA_GEMV_SM90, members, count) == NULL ||
            nbl__cuda_linear_can(cuda, NBL_CUDA_GEMV, members, count) == NULL;
 }
 
+/* Why the gemv row declines; NULL: it takes the call. Backward gains from it only if it recomputes
+ * g and u. */
 static const char *gemv_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a, bool backward)
 {
     enum { STAND_IN = 64 };

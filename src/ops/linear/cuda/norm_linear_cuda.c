@@ -1,9 +1,9 @@
 /* norm_linear_cuda.c - the rows of norm_linear_group and norm_mlp on the device.
  *
- *     gemv_sm90   the norm's one row in the launch of the layers that take it (gemv_row_sm90.cu)
- *     apart       the norm, then the layers the best way that they have by themselves
+ *     gemv_sm90   one row of x: norm and layers in one launch (gemv_row_sm90.cu)
+ *     apart       the norm, then the layers by the best way that they have
  *
- * Scratch is that of `apart`, for both. */
+ * `apart` takes everything, so both rows measure its scratch. */
 #include "ops/linear/norm_linear.h"
 
 #include "ops/gemv/cuda/gemv_cuda.h"
@@ -12,6 +12,7 @@
 extern const nbl__impl nbl__norm_linear_group_cuda_gemv_sm90, nbl__norm_linear_group_cuda_apart;
 extern const nbl__impl nbl__norm_mlp_cuda_gemv_sm90, nbl__norm_mlp_cuda_apart;
 
+/* Why the norm cannot join the launch; NULL: it can. `one` describes the layers. */
 static const char *joins(nbl__gemv_one *one, const nbl_rmsnorm *norm)
 {
     one->norm = norm;
@@ -20,7 +21,7 @@ static const char *joins(nbl__gemv_one *one, const nbl_rmsnorm *norm)
 
 /* ---- norm_linear_group ---- */
 
-/* One row through all of these layers in one launch: is that possible, and how? */
+/* True if one row of x can go through all of these layers in one launch; fills in `one`. */
 static bool layers_at_once(const nbl__linear *members, int count, nbl__gemv_one *one)
 {
     *one = (nbl__gemv_one){.dtype = members->dtype, .x = members->x.data, .count = count, .act = -1};
@@ -37,7 +38,7 @@ static bool layers_at_once(const nbl__linear *members, int count, nbl__gemv_one 
     return nbl__cuda_gemv_one_takes(one);
 }
 
-/* All layers and the norm in one launch: why not? */
+/* Why the norm and all layers cannot be one launch; NULL: they can. Fills in `one`. */
 static const char *group_at_once(const nbl__norm_linear_group *a, nbl__gemv_one *one)
 {
     nbl__linear members[NBL_MAX_GROUP];
@@ -81,8 +82,8 @@ static nbl_status run_group_apart(const nbl__call *call, const void *arguments)
     nbl__linear_group layers = nbl__norm_linear_group_layers(a);
     nbl__linear_group_spread(&layers, members);
     NBL_TRY(nbl__rmsnorm_cuda.run(call, &a->norm));
-    return nbl__cuda_linear_run(call, nbl__cuda_linear_best(nbl__call_cuda(call), members, layers.count), members,
-                                layers.count);
+    return nbl__cuda_linear_run(call, nbl__cuda_linear_best(nbl__call_cuda(call), members, layers.count),
+                                members, layers.count);
 }
 
 const nbl__impl nbl__norm_linear_group_cuda_gemv_sm90 = {"norm_linear_group_cuda_gemv_sm90", NBL_ISA_SCALAR,
@@ -103,6 +104,7 @@ static const char *mlp_can(const nbl_context *ctx, const void *arguments)
     return joins(&one, &a->norm);
 }
 
+/* The best way of mlp for these layers. The general way takes everything, so the search ends. */
 static nbl__cuda_way best(const nbl__cuda *cuda, const nbl__mlp *layers)
 {
     static const nbl__cuda_way ways[] = {NBL_CUDA_GEMV_SM90, NBL_CUDA_GEMV, NBL_CUDA_GENERAL};

@@ -252,6 +252,7 @@ static nbl_status filter_tojson(tpl_vm *vm, tpl_value v, const tpl_args *args, t
     bool sort = false;
     NBL_TRY(nbl__tpl_bind(vm, "tojson", args, "ensure_ascii indent separators sort_keys", 0, a));
     NBL_TRY(nbl__tpl_want_truth(vm, a[0], &style.ascii));
+    /* the four options of json.dumps that the filter has; a[2]: between items, behind keys */
     NBL_TRY(json_indent(vm, a[1], &style));
     NBL_TRY(nbl__tpl_want_truth(vm, a[3], &sort));
     if (style.indent) style.item = (nbl_string){",", 1};

@@ -15,6 +15,7 @@
 #include "base/number.h"
 #include "text/template/runtime/jinja_field.h"
 
+/* One call of format (args) or of format_map (dict). */
 typedef struct formatter {
     tpl_vm *vm;
     const tpl_args *args; /* arguments of format */
@@ -150,6 +151,7 @@ static nbl_status field_value(formatter *f, const char *at, const char *end, tpl
                 vm, "ValueError: cannot switch from automatic field numbering to manual field specification");
         f->automatic = -1;
     }
+    /* a name: a member of the mapping, else a keyword argument */
     if (digits) {
         if (number >= f->args->count)
             return nbl__tpl_raise(vm, "IndexError: Replacement index %" PRId64 " out of range", number);
@@ -167,6 +169,7 @@ static nbl_status field_value(formatter *f, const char *at, const char *end, tpl
         if (!found) return nbl__tpl_raise(vm, "KeyError: %s", nbl__tpl_shown(vm, name));
         *value = *found;
     }
+    /* then attributes and items, each of the value before */
     while (at < end) {
         tpl_value key;
         bool item = *at++ == '[';

@@ -80,6 +80,7 @@ static nbl_status check_name(tpl_vm *vm, tpl_value name, const char *what)
     return nbl__tpl_raise(vm, "No %s named %s.", what, nbl__tpl_shown(vm, name));
 }
 
+/* A follow of an empty path gives the item itself, so select and selectattr share this code. */
 /* True if an item is to be kept: its test, inverted for reject. */
 static nbl_status passes(tpl_vm *vm, lazy *z, tpl_value item, bool *result)
 {
@@ -225,6 +226,7 @@ static nbl_status make_lazy(tpl_vm *vm, lazy_kind kind, tpl_value source, const 
     return NBL_OK;
 }
 
+/* map and items: x|map('upper'), x|map(attribute='a'), d|items. */
 static nbl_status filter_map(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     lazy *z;
@@ -249,6 +251,7 @@ static nbl_status choose(tpl_vm *vm, tpl_value v, const tpl_args *args, bool rej
     return NBL_OK;
 }
 
+/* x|select('odd'), and its inverse reject; x|selectattr('a', 'odd'), and rejectattr. */
 static nbl_status filter_select(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     return choose(vm, v, args, false, false, result);
@@ -296,11 +299,13 @@ static nbl_status portions(tpl_vm *vm, lazy_kind kind, tpl_value v, const tpl_ar
     return NBL_OK;
 }
 
+/* [1, 2, 3]|batch(2) is [1, 2], [3]: groups of n items. */
 static nbl_status filter_batch(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     return portions(vm, LAZY_BATCH, v, args, result);
 }
 
+/* [1, 2, 3]|slice(2) is [1, 2], [3]: n groups. */
 static nbl_status filter_slice(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     return portions(vm, LAZY_SLICE, v, args, result);

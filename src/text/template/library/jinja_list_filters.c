@@ -1,8 +1,8 @@
 /* jinja_list_filters.c - filters of sequences that compute their result at once: sort, groupby,
  * first, last, sum, join and others.
  *
- * An attribute path (jinja_path.h) tells which part of an item counts: users|sort(attribute='age').
- * A key is computed once per item, before the sorting. */
+ * An attribute path (jinja_path.h) selects the part of an item that counts:
+ * users|sort(attribute='age'). A key is computed once per item, before the sorting. */
 #include "text/template/runtime/jinja_path.h"
 
 /* ---- attributes by path: "a.b.0" ---- */

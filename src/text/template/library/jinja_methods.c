@@ -46,6 +46,7 @@ static nbl_status list_index(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     return nbl__tpl_raise(vm, "ValueError: %s is not in list", nbl__tpl_shown(vm, v[0]));
 }
 
+/* list.copy(), and dict.copy() below. */
 static nbl_status list_copy(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "copy", args, "", 0, NULL));
@@ -149,12 +150,14 @@ static nbl_status number_conjugate(tpl_vm *vm, tpl_value self, const tpl_args *a
     return NBL_OK;
 }
 
+/* Methods that need bytes or integers of any size. */
 static nbl_status number_unsupported(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     (void)self, (void)args, (void)result;
     return nbl__tpl_refuse(vm, "this method of numbers is not supported");
 }
 
+/* float.is_integer(); false for infinities and NaN. */
 static nbl_status float_is_integer(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "is_integer", args, "", 0, NULL));

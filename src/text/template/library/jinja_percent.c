@@ -122,7 +122,8 @@ nbl_status nbl__tpl_put_float(tpl_vm *vm, const tpl_field *f, double value, char
 
 /* ---- % ---- */
 
-/* One formatting. */
+/* One formatting. at: values used so far. markup: the format is safe HTML, so texts are escaped.
+ * mapping_used: a conversion had a (name). */
 typedef struct percent {
     tpl_vm *vm;
     tpl_value values;

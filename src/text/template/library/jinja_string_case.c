@@ -12,6 +12,7 @@ static bool final_sigma(const tpl_string *s, size_t at)
     int size;
     uint32_t code = 0;
     bool seen = false;
+    /* look back for the nearest character that is not ignored: it must have case */
     for (const char *b = c; b > s->bytes && !seen;) {
         do b--;
         while (((unsigned char)*b & 0xc0) == 0x80);
@@ -19,6 +20,7 @@ static bool final_sigma(const tpl_string *s, size_t at)
         seen = !nbl__tpl_is_case_ignorable(code);
     }
     if (!seen || !nbl__tpl_is_cased(code)) return false;
+    /* look forward in the same way: it must not have case */
     tpl_char(c, &size);
     for (c += size; c < end; c += size) {
         code = tpl_char(c, &size);
@@ -90,6 +92,7 @@ static nbl_status ask_all(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_
         return ask_all(vm, self, args, property, empty, result);                                             \
     }
 
+/* The property of str.isascii(): one byte in UTF-8. */
 static bool is_ascii(uint32_t code)
 {
     return code < 0x80;
@@ -121,6 +124,7 @@ static nbl_status ask_case(tpl_vm *vm, tpl_value self, const tpl_args *args, boo
     return *result = tpl_bool(cased), NBL_OK;
 }
 
+/* str.isupper() and str.islower(). */
 static nbl_status is_upper(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     return ask_case(vm, self, args, true, result);

@@ -62,6 +62,7 @@ int64_t nbl__tpl_find_last(const char *all, size_t size, const char *part, size_
     }
 }
 
+/* Characters in valid UTF-8: all bytes but continuation bytes. */
 static int64_t count_characters(const char *bytes, size_t size)
 {
     int64_t n = 0;
@@ -109,6 +110,7 @@ static nbl_status find_text(tpl_vm *vm, tpl_value self, const tpl_args *args, co
     return NBL_OK;
 }
 
+/* The methods: each is one of the functions above with its direction. */
 static nbl_status str_find(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     *result = tpl_int(0);
@@ -185,6 +187,7 @@ static nbl_status affix(tpl_vm *vm, tpl_value self, const tpl_args *args, bool e
     return NBL_OK;
 }
 
+/* The methods of affix. */
 static nbl_status str_startswith(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     return affix(vm, self, args, false, result);
@@ -459,6 +462,7 @@ nbl_status nbl__tpl_join(tpl_vm *vm, tpl_value separator, tpl_value items, tpl_v
     return NBL_OK;
 }
 
+/* str.join(items) as a method: the text is the separator. */
 static nbl_status str_join(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     tpl_value items;

@@ -12,6 +12,7 @@ static nbl_status no_arguments(tpl_vm *vm, const tpl_args *args)
     return nbl__tpl_raise(vm, "TypeError: this test takes no arguments");
 }
 
+/* Binds the argument of a test with one parameter, `other`. */
 static nbl_status one_argument(tpl_vm *vm, const char *name, const tpl_args *args, tpl_value *argument)
 {
     return nbl__tpl_bind(vm, name, args, "other", 1, argument);
@@ -68,6 +69,7 @@ static nbl_status rest_is(tpl_vm *vm, tpl_value v, tpl_value divisor, int64_t re
     return *result = tpl_bool(equal), NBL_OK;
 }
 
+/* x is odd, x is even, x is divisibleby(n). */
 static nbl_status test_odd(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(no_arguments(vm, args));
@@ -140,6 +142,7 @@ static nbl_status ask_method(tpl_vm *vm, tpl_value v, const char *method, const 
     return NBL_OK;
 }
 
+/* x is lower, x is upper. */
 static nbl_status test_lower(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     return ask_method(vm, v, "islower", args, result);
@@ -157,6 +160,7 @@ static nbl_status check_hashable(tpl_vm *vm, tpl_value v)
     return nbl__tpl_hash(vm, v, &hash);
 }
 
+/* x is filter, x is test: true if there is a filter or test of this name. */
 static nbl_status test_filter(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(no_arguments(vm, args));
@@ -216,6 +220,7 @@ const tpl_filter nbl__tpl_tests[] = {
 
 /* ---- look-up ---- */
 
+/* Searches one table. Linear: a table has at most 40 rows. */
 static const tpl_filter *find(const tpl_filter *table, const tpl_string *name)
 {
     for (; table->name; table++)

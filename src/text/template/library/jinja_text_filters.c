@@ -16,6 +16,7 @@ static nbl_status change_case(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
     return nbl__tpl_change_case(vm, how, v, result);
 }
 
+/* The filters of change_case. The names are those of str's methods. */
 static nbl_status filter_upper(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     return change_case(vm, v, args, CASE_UPPER, result);
@@ -265,7 +266,8 @@ static nbl_status filter_urlencode(tpl_vm *vm, tpl_value v, const tpl_args *args
     return nbl__tpl_take(vm, &text, result);
 }
 
-/* striptags: removes tags and comments, joins blanks, and resolves five common entities. */
+/* x|striptags: removes comments, then tags, and joins runs of white space to one blank. A text with
+ * '&' is refused: jinja2 would resolve its HTML entities, and nibble has no table of them. */
 static nbl_status filter_striptags(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value plain;

@@ -12,10 +12,12 @@
 #include <stddef.h>
 #include <utf8proc.h>
 
+/* A range of a sorted table, both ends included. */
 typedef struct range {
     uint32_t first, last;
 } range;
 
+/* A case mapping to up to three characters; 0 ends a shorter one. */
 typedef struct special {
     uint32_t code, to[3];
 } special;
@@ -61,6 +63,7 @@ static int category(uint32_t code)
     return IN(unassigned, code) ? UTF8PROC_CATEGORY_CN : utf8proc_category((utf8proc_int32_t)code);
 }
 
+/* Categories Lu, Ll, Lt, Lm, Lo. */
 static bool is_letter(int c)
 {
     return c == UTF8PROC_CATEGORY_LU || c == UTF8PROC_CATEGORY_LL || c == UTF8PROC_CATEGORY_LT ||
@@ -75,6 +78,7 @@ bool nbl__tpl_is_space(uint32_t c)
            c == 0x3000;
 }
 
+/* str.isalpha; then isdecimal, isdigit and isnumeric, each of which includes the one before. */
 bool nbl__tpl_is_alpha(uint32_t code)
 {
     return is_letter(category(code));

@@ -176,7 +176,7 @@ nbl_status nbl__tpl_python_attribute(tpl_vm *vm, tpl_value obj, const tpl_string
     *found = true;
     *safe = true;
     /* count the reading of the name, which may be the long key of obj[key] */
-    NBL_TRY(tpl_read(vm, name->size)); /* of a key that is looked up */
+    NBL_TRY(tpl_read(vm, name->size));
     if (name->size && name->bytes[0] == '_') {
         *found = is_dunder(obj, name);
         *safe = false;
@@ -255,6 +255,8 @@ static nbl_status python_item(tpl_vm *vm, tpl_value obj, tpl_value key, tpl_valu
     switch ((tpl_type)obj.type) {
     case TPL_UNDEFINED: return nbl__tpl_raise_undefined(vm, obj);
     case TPL_DICT:
+        /* Python raises TypeError for a key that cannot be hashed; jinja2 then looks for an
+         * attribute */
         if (key.type == TPL_LIST || key.type == TPL_DICT) return NBL_OK;
         NBL_TRY(nbl__tpl_dict_find(vm, obj.dict, key, &entry));
         *found = entry != NULL;
@@ -266,8 +268,6 @@ static nbl_status python_item(tpl_vm *vm, tpl_value obj, tpl_value key, tpl_valu
         if (*found) *result = obj.list->items[at];
         return NBL_OK;
     case TPL_RANGE:
-        /* Python raises TypeError for a key that cannot be hashed; jinja2 then looks for an
-         * attribute */
         NBL_TRY(by_index(obj, key, &at, found));
         if (*found) *result = tpl_int(obj.range->start + at * obj.range->step);
         return NBL_OK;

@@ -5,8 +5,9 @@
  *     'a' < 1              TypeError: only numbers, two texts, two lists or two tuples have an order
  *     nan == nan           false; but nan in [nan] is true: `in` compares by identity first
  *
- * Values nest at most TPL_MAX_DEPTH deep here: each level of a list or dictionary is entered
- * (nbl__tpl_enter). */
+ * Depth: each level of a list or dictionary is entered (nbl__tpl_enter), so a value that nests too
+ * deep is an error and not a full stack. Work: a comparison counts the bytes and items that it
+ * reads. */
 #include <math.h>
 
 #include "text/template/runtime/jinja_runtime.h"
@@ -131,11 +132,10 @@ nbl_status nbl__tpl_equal(tpl_vm *vm, tpl_value a, tpl_value b, bool *equal)
         if (a.string->size != b.string->size) return NBL_OK;
         *equal = memcmp(a.string->bytes, b.string->bytes, a.string->size) == 0;
         return tpl_read(vm, a.string->size);
-    /* Python compares ranges as sequences of numbers: range(0) == range(5, 5). */
     case TPL_LIST:
     case TPL_TUPLE: return equal_lists(vm, a.list, b.list, equal);
     case TPL_DICT: return equal_dicts(vm, a.dict, b.dict, equal);
-    case TPL_RANGE: {
+    case TPL_RANGE: { /* Python compares the sequences of numbers: range(0) == range(5, 5) */
         const tpl_range *p = a.range, *q = b.range;
         *equal = p->count == q->count &&
                  (p->count == 0 || (p->start == q->start && (p->count == 1 || p->step == q->step)));

@@ -226,6 +226,8 @@ static nbl_status eval_compare(tpl_vm *vm, tpl_frame *frame, const tpl_node *nod
     return NBL_OK;
 }
 
+/* a + b and the other arithmetic operators. The position is set again: the operands have moved
+ * it. */
 static nbl_status eval_binary(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_value a, b;
@@ -245,6 +247,7 @@ static nbl_status eval_logic(tpl_vm *vm, tpl_frame *frame, const tpl_node *node,
     return truth == (node->kind == NODE_AND) ? nbl__tpl_eval(vm, frame, node->b, result) : NBL_OK;
 }
 
+/* a.b. An undefined `a` is an error, an undefined a.b a value. */
 static nbl_status eval_getattr(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_value object;
@@ -253,6 +256,7 @@ static nbl_status eval_getattr(tpl_vm *vm, tpl_frame *frame, const tpl_node *nod
     return nbl__tpl_getattr(vm, object, node->value, result);
 }
 
+/* -a and +a. */
 static nbl_status eval_sign(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_value value;

@@ -66,6 +66,7 @@ static nbl_status next_nothing(tpl_vm *vm, tpl_iterator *it, tpl_value *item, bo
 
 /* ---- making iterators ---- */
 
+/* What Python's iter() accepts. nbl__tpl_iterate refuses the last two kinds all the same. */
 bool nbl__tpl_is_iterable(tpl_value v)
 {
     switch ((tpl_type)v.type) {

@@ -26,7 +26,8 @@ static nbl_status take_digits(tpl_vm *vm, const nbl__json *json, tpl_value *valu
     return NBL_OK;
 }
 
-/* Makes a value. Strings are borrowed from the arena. The parser has limited the depth. */
+/* Makes a value of parsed JSON. Strings are borrowed from the arena. The parser has limited the
+ * depth, so the recursion is bounded. */
 static nbl_status take(tpl_vm *vm, const nbl__json *json, tpl_value *value)
 {
     tpl_value *items, key, item;
@@ -69,17 +70,20 @@ nbl_status nbl__tpl_from_json(tpl_vm *vm, const char *where, const char *text, s
 
 /* ---- writing ---- */
 
+/* Where json_write.h puts the bytes: the machine that counts them, and its text. */
 typedef struct sink {
     tpl_vm *vm;
     tpl_text *text;
 } sink;
 
+/* The writer's output function. Fails when the text grows beyond TPL_MAX_OUTPUT. */
 static nbl_status add(void *to, const char *bytes, size_t size)
 {
     sink *s = to;
     return nbl__tpl_add(s->vm, s->text, bytes, size);
 }
 
+/* Reading the string is work, however short its JSON. */
 static nbl_status write_string(tpl_vm *vm, nbl__json_writer *w, const tpl_string *s)
 {
     NBL_TRY(tpl_read(vm, s->size));
@@ -117,6 +121,7 @@ static nbl_status write_key(tpl_vm *vm, nbl__json_writer *w, tpl_value key)
 
 static nbl_status write_value(tpl_vm *vm, nbl__json_writer *w, tpl_value v, bool sort);
 
+/* Lists and tuples are arrays. */
 static nbl_status write_list(tpl_vm *vm, nbl__json_writer *w, const tpl_list *list, bool sort)
 {
     NBL_TRY(nbl__json_open(w, '['));
@@ -127,6 +132,8 @@ static nbl_status write_list(tpl_vm *vm, nbl__json_writer *w, const tpl_list *li
     return nbl__json_close(w, ']');
 }
 
+/* Dictionaries are objects. With `sort`, an order of the entries is sorted by their keys; the
+ * dictionary is not changed. */
 static nbl_status write_dict(tpl_vm *vm, nbl__json_writer *w, const tpl_dict *dict, bool sort)
 {
     tpl_value *keys = NULL, *order = NULL;

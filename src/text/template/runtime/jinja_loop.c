@@ -149,6 +149,7 @@ static nbl_status run_recursive(tpl_vm *vm, tpl_frame *around, const tpl_node *n
     return NBL_OK;
 }
 
+/* A loop that is not recursive runs in the frame around it and writes to the output directly. */
 nbl_status nbl__tpl_run_for(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     tpl_value iterable, text;
@@ -172,7 +173,7 @@ nbl_status nbl__tpl_call_loop(tpl_vm *vm, tpl_loop *loop, const tpl_args *args, 
 /* ---- the variable ---- */
 
 /* Finds the number of items. An iterator has no length: the rest is read into a list, and the loop
- * goes on over this list, as in jinja2. */
+ * goes on over this list, as in jinja2. So loop.length costs the memory of the rest, once. */
 static nbl_status loop_length(tpl_vm *vm, tpl_loop *loop)
 {
     tpl_items rest = {0};
@@ -210,6 +211,7 @@ static nbl_status call_changed(tpl_vm *vm, tpl_value self, const tpl_args *args,
     return NBL_OK;
 }
 
+/* The attributes of `loop`. revindex counts from the end; last and nextitem read one item early. */
 nbl_status nbl__tpl_loop_attribute(tpl_vm *vm, tpl_loop *loop, const tpl_string *name, tpl_value *result,
                                    bool *found)
 {
@@ -247,6 +249,7 @@ nbl_status nbl__tpl_loop_attribute(tpl_vm *vm, tpl_loop *loop, const tpl_string 
     return NBL_OK;
 }
 
+/* <LoopContext 2/5>: index and length. */
 nbl_status nbl__tpl_add_loop_repr(tpl_vm *vm, tpl_text *text, tpl_loop *loop)
 {
     char line[80];

@@ -22,6 +22,7 @@ static nbl_status wrong_types(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_valu
                           nbl__tpl_type_name(a), nbl__tpl_type_name(b));
 }
 
+/* The failure of an integer result that needs more than 64 bits. */
 static nbl_status too_large(tpl_vm *vm)
 {
     return nbl__tpl_refuse(vm, "an integer beyond 64 bits: such arithmetic is not supported");
@@ -146,6 +147,7 @@ static nbl_status float_operation(tpl_vm *vm, tpl_operator op, double a, double 
 
 /* ---- sequences ---- */
 
+/* list + list, tuple + tuple: a new sequence; neither operand changes. */
 static nbl_status join_lists(tpl_vm *vm, tpl_value a, tpl_value b, tpl_value *result)
 {
     tpl_value *items;
@@ -282,6 +284,7 @@ nbl_status nbl__tpl_compared(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value
 
 /* ---- slices ---- */
 
+/* The cost is that of two offsets: constant for ASCII, else linear in `last`. */
 nbl_status nbl__tpl_substring(tpl_vm *vm, const tpl_string *s, int64_t first, int64_t last, tpl_value *result)
 {
     if (last < first) last = first;

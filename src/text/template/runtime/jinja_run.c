@@ -165,6 +165,7 @@ static nbl_status write_value(tpl_vm *vm, tpl_value value)
     return nbl__tpl_add_string(vm, vm->out, value.string);
 }
 
+/* {{ a }} and the text between tags, in one node: texts as they are, values by write_value. */
 static nbl_status run_output(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     for (int64_t i = 0; i < node->list.count; i++) {
@@ -247,6 +248,7 @@ static nbl_status run_call_block(tpl_vm *vm, tpl_frame *frame, const tpl_node *n
     return write_text(vm, result);
 }
 
+/* Records a span. A generation block inside another one records its span first. */
 static nbl_status add_span(tpl_vm *vm, int64_t start, int64_t end)
 {
     if (vm->span_count == vm->span_room) {
@@ -333,6 +335,7 @@ static nbl_status run_autoescape(tpl_vm *vm, tpl_frame *frame, const tpl_node *n
     return NBL_OK;
 }
 
+/* One function per kind of statement. Expressions do not come here. */
 static nbl_status run_node(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     switch ((tpl_kind)node->kind) {

@@ -176,7 +176,7 @@ nbl_status nbl__tpl_join(tpl_vm *vm, tpl_value separator, tpl_value items, tpl_v
 /* int(text, base) and float(text). *good is false if the text is not a number. */
 nbl_status nbl__tpl_parse_int(tpl_vm *vm, const tpl_string *s, int64_t base, tpl_value *result, bool *good);
 nbl_status nbl__tpl_parse_float(tpl_vm *vm, const tpl_string *s, double *result, bool *good);
-/* int(real). A result beyond 64 bits is an error. */
+/* int(real). A result beyond 64 bits becomes a TPL_BIG. NaN and infinities are errors. */
 nbl_status nbl__tpl_to_int(tpl_vm *vm, double real, tpl_value *result);
 /* round(v, digits) of a float. */
 double nbl__tpl_round(double v, int64_t digits);

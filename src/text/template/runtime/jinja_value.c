@@ -129,6 +129,7 @@ nbl_status nbl__tpl_string(tpl_vm *vm, const char *bytes, size_t size, tpl_value
     return NBL_OK;
 }
 
+/* The copy lives in the arena, so the caller's bytes may change afterwards. */
 nbl_status nbl__tpl_string_copy(tpl_vm *vm, const char *bytes, size_t size, tpl_value *result)
 {
     char *copy;
@@ -156,6 +157,7 @@ size_t nbl__tpl_offset(const tpl_string *string, int64_t at)
 
 /* ---- lists ---- */
 
+/* The items are zeroed: all MISSING until the caller fills them in. */
 nbl_status nbl__tpl_list(tpl_vm *vm, tpl_type type, int64_t count, tpl_value *result, tpl_value **items)
 {
     tpl_list *list;
@@ -191,6 +193,7 @@ nbl_status nbl__tpl_push(tpl_vm *vm, tpl_items *list, tpl_value item)
     return NBL_OK;
 }
 
+/* The list shares the array of `list`; nothing is copied. */
 nbl_status nbl__tpl_finish(tpl_vm *vm, const tpl_items *list, tpl_type type, tpl_value *result)
 {
     tpl_list *made;
@@ -202,6 +205,7 @@ nbl_status nbl__tpl_finish(tpl_vm *vm, const tpl_items *list, tpl_type type, tpl
 
 /* ---- undefined, functions ---- */
 
+/* hint, owner and name are only read when the value is used: nbl__tpl_raise_undefined. */
 nbl_status nbl__tpl_undefined(tpl_vm *vm, const char *hint, const char *owner, tpl_value name,
                               tpl_value *result)
 {
@@ -222,6 +226,7 @@ nbl_status nbl__tpl_function(tpl_vm *vm, const char *name, tpl_call_fn call, con
     return NBL_OK;
 }
 
+/* Python's names, because templates and messages show them. */
 const char *nbl__tpl_type_name(tpl_value v)
 {
     switch ((tpl_type)v.type) {
@@ -385,6 +390,7 @@ nbl_status nbl__tpl_dict_find(tpl_vm *vm, const tpl_dict *dict, tpl_value key, t
     return find_hashed(vm, dict, key, hash, entry);
 }
 
+/* True if an entry has this text as its key. The hash is compared first. */
 static bool entry_is(const tpl_entry *entry, const char *key, size_t size, uint64_t hash)
 {
     return entry->hash == hash && entry->key.type == TPL_STRING && entry->key.string->size == size &&
@@ -405,6 +411,7 @@ tpl_entry *nbl__tpl_dict_get(const tpl_dict *dict, const char *key, size_t size)
     return NULL;
 }
 
+/* Costs one look-up per entry. Keys of `more` that `dict` has get the new value. */
 nbl_status nbl__tpl_dict_merge(tpl_vm *vm, tpl_dict *dict, const tpl_dict *more)
 {
     NBL_TRY(nbl__tpl_work(vm, (uint64_t)more->count));

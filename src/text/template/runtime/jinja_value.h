@@ -26,7 +26,7 @@ typedef enum tpl_type {
     TPL_NONE,
     TPL_BOOL,
     TPL_INT,
-    TPL_BIG, /* an integer beyond 64 bits: it can only be printed and compared for equality */
+    TPL_BIG, /* an integer beyond 64 bits: it can be printed, negated and compared for equality */
     TPL_FLOAT,
     TPL_STRING,
     TPL_LIST,

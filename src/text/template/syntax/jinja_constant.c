@@ -101,6 +101,7 @@ static nbl_status optimize_all(tpl_vm *vm, const tpl_nodes *nodes)
     return NBL_OK;
 }
 
+/* Folds the parts first, then the node. The parts are those fields that an expression can have. */
 nbl_status nbl__tpl_optimize(tpl_vm *vm, tpl_node *node)
 {
     if (node == NULL || node->kind == NODE_CONST) return NBL_OK;

@@ -68,6 +68,7 @@ nbl_status nbl__tpl_expression(tpl_parser *p, bool with_condition, tpl_node **re
 
 static nbl_status parse_compare(tpl_parser *p, tpl_node **node);
 
+/* `not a`. Recursive, because `not not a` is allowed. */
 static nbl_status parse_not(tpl_parser *p, tpl_node **node)
 {
     if (!nbl__tpl_at_name(p, "not")) return parse_compare(p, node);
@@ -80,6 +81,7 @@ static nbl_status parse_not(tpl_parser *p, tpl_node **node)
     return NBL_OK;
 }
 
+/* `a and b`, grouped to the left. */
 static nbl_status parse_and(tpl_parser *p, tpl_node **node)
 {
     tpl_token at = p->current;
@@ -94,6 +96,7 @@ static nbl_status parse_and(tpl_parser *p, tpl_node **node)
     }
 }
 
+/* `a or b`, grouped to the left. */
 static nbl_status parse_or(tpl_parser *p, tpl_node **node)
 {
     tpl_token at = p->current;
@@ -115,6 +118,7 @@ typedef struct level {
     int count;
 } level;
 
+/* `a ** b`, grouped to the left as in jinja2. */
 static nbl_status parse_pow(tpl_parser *p, tpl_node **node)
 {
     tpl_token at = p->current;
@@ -129,6 +133,7 @@ static nbl_status parse_pow(tpl_parser *p, tpl_node **node)
     return NBL_OK;
 }
 
+/* The index of a token in a level's operators; -1: it is none of them. */
 static int find_operator(const level *rules, tpl_token_type type)
 {
     for (int i = 0; i < rules->count; i++)
@@ -136,6 +141,7 @@ static int find_operator(const level *rules, tpl_token_type type)
     return -1;
 }
 
+/* * / // %, grouped to the left. */
 static nbl_status parse_math2(tpl_parser *p, tpl_node **node)
 {
     static const level rules = {
@@ -170,6 +176,7 @@ static nbl_status parse_concat(tpl_parser *p, tpl_node **node)
     return NBL_OK;
 }
 
+/* + -, grouped to the left. */
 static nbl_status parse_math1(tpl_parser *p, tpl_node **node)
 {
     static const level rules = {{TOKEN_ADD, TOKEN_SUB}, {OP_ADD, OP_SUB}, 2};
@@ -309,6 +316,8 @@ static nbl_status parse_word(tpl_parser *p, bool namespaces, tpl_node **node)
     return nbl__tpl_expect_name(p, &(*node)->a->value);
 }
 
+/* A value without what may stand behind it: a word, a literal, a bracket. Any other token is an
+ * error. */
 nbl_status nbl__tpl_primary(tpl_parser *p, bool namespaces, tpl_node **node)
 {
     switch (p->current.type) {
@@ -463,6 +472,7 @@ static nbl_status parse_arguments(tpl_parser *p, tpl_node *node)
     return nbl__tpl_expect(p, TOKEN_RPAREN);
 }
 
+/* Parses a call of `value`; the current token is '('. */
 static nbl_status parse_call(tpl_parser *p, tpl_node *value, tpl_node **node)
 {
     NBL_TRY(nbl__tpl_node(p, NODE_CALL, &p->current, node));
@@ -498,6 +508,8 @@ static nbl_status dotted_name(tpl_parser *p, tpl_value *name)
     return NBL_OK;
 }
 
+/* Parses |a|b behind `input`. inline_first: the first filter stands without a bar ({% filter a %}).
+ * callee is NULL for an unknown name; jinja_scope.c reports it. */
 nbl_status nbl__tpl_filters(tpl_parser *p, tpl_node *input, bool inline_first, tpl_node **result)
 {
     while (p->current.type == TOKEN_PIPE || inline_first) {

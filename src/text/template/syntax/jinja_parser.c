@@ -19,6 +19,7 @@
 
 /* ---- tokens ---- */
 
+/* A syntax error at a token: sets the position, and records the message. */
 nbl_status nbl__tpl_syntax(tpl_parser *p, const tpl_token *at, const char *format, ...)
 {
     char message[512];
@@ -42,11 +43,13 @@ nbl_status nbl__tpl_advance(tpl_parser *p)
     return NBL_OK;
 }
 
+/* The token behind the current one; at the end the last token. */
 const tpl_token *nbl__tpl_peek(const tpl_parser *p)
 {
     return &p->tokens.items[p->at + 1 < p->tokens.count ? p->at + 1 : p->at];
 }
 
+/* Fails unless the current token has this type; else goes on to the next. */
 nbl_status nbl__tpl_expect(tpl_parser *p, tpl_token_type type)
 {
     if (p->current.type == type) return nbl__tpl_advance(p);
@@ -64,6 +67,7 @@ nbl_status nbl__tpl_expect_name(tpl_parser *p, tpl_value *name)
     return nbl__tpl_expect(p, TOKEN_NAME);
 }
 
+/* True if the current token is this name. Keywords of jinja2 are names. */
 bool nbl__tpl_at_name(const tpl_parser *p, const char *name)
 {
     return p->current.type == TOKEN_NAME && tpl_same(p->current.value.string, name);
@@ -75,6 +79,8 @@ nbl_status nbl__tpl_skip_name(tpl_parser *p, const char *name, bool *skipped)
     return *skipped ? nbl__tpl_advance(p) : NBL_OK;
 }
 
+/* Makes a node without a slot. Nodes count as work, so the length of a template is limited by it
+ * too. */
 nbl_status nbl__tpl_node(tpl_parser *p, tpl_kind kind, const tpl_token *at, tpl_node **node)
 {
     int line = at->line, column = at->column; /* *at may be overwritten */
@@ -87,6 +93,7 @@ nbl_status nbl__tpl_node(tpl_parser *p, tpl_kind kind, const tpl_token *at, tpl_
     return NBL_OK;
 }
 
+/* Appends a node. The array doubles in the arena. */
 nbl_status nbl__tpl_nodes_add(tpl_vm *vm, tpl_nodes *list, tpl_node *node)
 {
     if (list->count == list->room) {
@@ -104,9 +111,10 @@ nbl_status nbl__tpl_nodes_add(tpl_vm *vm, tpl_nodes *list, tpl_node *node)
 /* ---- bodies ---- */
 
 /* The stack of end tags (p->ends) and the stack of open statements (p->tags) exist for messages
- * only. */
+ * only. Both are full at 256 levels, which is an error. */
 static nbl_status parse_statement(tpl_parser *p, tpl_node **node);
 
+/* True if the current token is one of the end tags. */
 static bool at_end_tag(const tpl_parser *p, const char *const *ends)
 {
     for (; *ends; ends++)
@@ -338,6 +346,7 @@ static nbl_status parse_signature(tpl_parser *p, tpl_node *node)
     return nbl__tpl_expect(p, TOKEN_RPAREN);
 }
 
+/* {% macro f(a, b=1) %}…{% endmacro %}. */
 static nbl_status parse_macro(tpl_parser *p, tpl_node *node)
 {
     tpl_node *name;
@@ -397,6 +406,7 @@ static nbl_status parse_with(tpl_parser *p, tpl_node *node)
     return parse_to(p, "endwith", "'endwith'", &node->body);
 }
 
+/* {% autoescape true %}…{% endautoescape %}; the value may be any expression. */
 static nbl_status parse_autoescape(tpl_parser *p, tpl_node *node)
 {
     node->kind = NODE_AUTOESCAPE;
@@ -441,6 +451,7 @@ static nbl_status parse_print(tpl_parser *p, tpl_node *node)
     return NBL_OK;
 }
 
+/* {% break %} and {% continue %}: extensions of jinja2 that transformers loads. */
 static nbl_status parse_break(tpl_parser *p, tpl_node *node)
 {
     node->kind = NODE_BREAK;
@@ -500,6 +511,8 @@ static nbl_status parse_statement(tpl_parser *p, tpl_node **node)
     return fail_unknown(p, &at);
 }
 
+/* Lexes, parses and resolves names. On success the program owns the machine's arena, and the
+ * machine gets a new one. On failure vm->message and the position say why. */
 nbl_status nbl__tpl_parse(tpl_vm *vm, const char *text, size_t size, tpl_program *program)
 {
     enum { MAX_TEXT = 4 << 20 };

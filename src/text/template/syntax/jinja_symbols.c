@@ -1,5 +1,9 @@
 /* jinja_symbols.c - symbol tables of scopes; see jinja_symbols.h.
  *
+ *   refs     name → slot, for every name that the scope uses or stores
+ *   loads    slot → how it is filled when the scope is entered (tpl_load_action); one per slot
+ *   stores   names that the scope assigns to
+ *
  * Look-ups are linear, because scopes are small. The work is counted (nbl__tpl_work), so that a
  * hostile template with many names reaches the limit. */
 #include "text/template/syntax/jinja_symbols.h"
@@ -7,6 +11,7 @@
 /* Makes room for one more item in an array of the arena. */
 #define ROOM(vm, items, count, room) grow_array(vm, (void **)&(items), sizeof *(items), count, &(room))
 
+/* Doubles an array that is full. The old one stays in the arena. */
 static nbl_status grow_array(tpl_vm *vm, void **items, size_t size, int count, int *room)
 {
     if (count < *room) return NBL_OK;
@@ -26,6 +31,8 @@ bool nbl__tpl_same_name(const tpl_string *a, const tpl_string *b)
 
 /* ---- symbols ---- */
 
+/* The slot of a name on one level: the same for each scope of that level, so {% set x %} in two
+ * branches fills one slot. */
 nbl_status nbl__tpl_slot_of(tpl_vm *vm, tpl_owner *owner, int level, const tpl_string *name, int *slot)
 {
     NBL_TRY(nbl__tpl_work(vm, (uint64_t)owner->count / 8 + 1));
@@ -39,6 +46,7 @@ nbl_status nbl__tpl_slot_of(tpl_vm *vm, tpl_owner *owner, int level, const tpl_s
     return NBL_OK;
 }
 
+/* Searches the scope, then the scopes around it. */
 const tpl_ref *nbl__tpl_find_ref(const tpl_symbols *s, const tpl_string *name)
 {
     for (; s; s = s->parent)
@@ -47,6 +55,7 @@ const tpl_ref *nbl__tpl_find_ref(const tpl_symbols *s, const tpl_string *name)
     return NULL;
 }
 
+/* True if this scope itself refers to the name. */
 static bool has_ref(const tpl_symbols *s, const tpl_string *name)
 {
     for (int i = 0; i < s->ref_count; i++)
@@ -100,12 +109,15 @@ static nbl_status define(tpl_vm *vm, tpl_symbols *s, const tpl_string *name, tpl
     return set_load(vm, s, load);
 }
 
+/* A name that is read: found further out, or else resolved by name when the scope is entered. */
 nbl_status nbl__tpl_symbol_used(tpl_vm *vm, tpl_symbols *s, const tpl_string *name)
 {
     NBL_TRY(nbl__tpl_work(vm, (uint64_t)s->ref_count / 8 + 1));
     return nbl__tpl_find_ref(s, name) ? NBL_OK : define(vm, s, name, LOAD_RESOLVE, NULL);
 }
 
+/* A name that is assigned to gets a slot here. It begins with the outer variable's value, or
+ * empty. */
 nbl_status nbl__tpl_symbol_stored(tpl_vm *vm, tpl_symbols *s, const tpl_string *name)
 {
     NBL_TRY(nbl__tpl_work(vm, (uint64_t)s->ref_count / 8 + 1));
@@ -115,12 +127,14 @@ nbl_status nbl__tpl_symbol_stored(tpl_vm *vm, tpl_symbols *s, const tpl_string *
     return define(vm, s, name, outer ? LOAD_ALIAS : LOAD_UNDEFINED, outer);
 }
 
+/* A parameter's slot is filled by the call. */
 nbl_status nbl__tpl_symbol_parameter(tpl_vm *vm, tpl_symbols *s, const tpl_string *name)
 {
     NBL_TRY(add_store(vm, s, name));
     return define(vm, s, name, LOAD_PARAMETER, NULL);
 }
 
+/* A copy for one branch of an if: changes in the branch do not show in the others. */
 nbl_status nbl__tpl_copy_symbols(tpl_vm *vm, const tpl_symbols *s, tpl_symbols *copy)
 {
     *copy = *s;
