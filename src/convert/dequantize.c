@@ -60,7 +60,7 @@ static nbl_status check_source(nbl__conversion *v, const char *in)
     NBL_CHECK(v->ctx, s->quantization == NULL, NBL_ERROR_UNSUPPORTED,
               "%s: config.json says \"%s\", but no weight is packed as nf4, fp4, int8 or mxfp4", in,
               s->quantization);
-    return nbl__fail(v->ctx, NBL_ERROR_UNSUPPORTED, "%s: no weight is packed, there is nothing to dequantise",
+    return nbl__fail(v->ctx, NBL_ERROR_UNSUPPORTED, "%s: no weight is packed, there is nothing to dequantize",
                      in);
 }
 

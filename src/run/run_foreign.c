@@ -137,12 +137,12 @@ static const nbl__foreign_group top[] = {
     {REFUSED, "neftune_noise_alpha noisy_embedding_alpha use_eaft eaft_*",
      "the loss and its inputs have no variants in this version; take the key out"},
     {REFUSED, "qat quantization fp8 fp8_* nvfp4_*",
-     "training for other number formats (QAT, FP8) is not in this version; `nibble quantize` quantises what "
+     "training for other number formats (QAT, FP8) is not in this version; `nibble quantize` quantizes what "
      "was trained"},
     {REFUSED, "llmcompressor use_onebitllms", SPARSE},
     {REFUSED, "gptq gptq_*", "GPTQ weights are not read; take the 16-bit model and set `load_in_4bit: true`"},
     {REFUSED, "model_quantization_config model_quantization_config_kwargs bnb_config_kwargs",
-     "the base is quantised by `load_in_4bit`, `bnb_4bit_quant_type` and `bnb_4bit_use_double_quant`"},
+     "the base is quantized by `load_in_4bit`, `bnb_4bit_quant_type` and `bnb_4bit_use_double_quant`"},
     {REFUSED,
      "model_config overrides_of_model_config overrides_of_model_kwargs rope_scaling scaling_softmax "
      "scaling_softmax_factor scaling_softmax_bias s2_attention",

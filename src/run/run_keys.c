@@ -147,7 +147,7 @@ const nbl__run_key nbl__run_keys[] = {
     {"bnb_4bit_quant_type", NBL_KEY_CHOICE, AT(config.fp4), .choices = quant_types, .fallback = "nf4",
      .help = "the format of `load_in_4bit`"},
     {"bnb_4bit_use_double_quant", NBL_KEY_BOOLEAN, AT(config.double_quant), .fallback = "true",
-     .help = "quantise the scales of `load_in_4bit`, too"},
+     .help = "quantize the scales of `load_in_4bit`, too"},
     {"bf16", NBL_KEY_AUTO, AT(bf16), ALLOW, .aliases = bf16_names, .fallback = "false",
      .help =
          "compute in bf16; auto: if the processor has instructions for it and `fp16` is not set, or on cuda"},
