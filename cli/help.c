@@ -18,7 +18,7 @@ const cli_topic cli_exit_statuses[] = {
 
 const cli_topic cli_environment[] = {
     {"NIBBLE_ISA", "the highest instruction set to use: scalar, avx2, avx512, avx512bf16 or amx "
-                   "(default: the best one of the machine); quantised bits are the same with each, sums "
+                   "(default: the best one of the machine); quantized bits are the same with each, sums "
                    "in f32 differ by their rounding"},
     {"NIBBLE_VERBOSE", "dispatch: log which implementation of each operator runs, and why others do not; "
                        "profile: log where the time of a step goes on a CUDA device"},

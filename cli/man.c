@@ -109,7 +109,7 @@ static void put_page(FILE *to)
     put_text(
         to,
         "nibble fine-tunes language models whose frozen weights stay in 4 or 8 bits. It also runs, measures, "
-        "quantises, merges and exports them. It runs on the processor or on the first CUDA device, and needs "
+        "quantizes, merges and exports them. It runs on the processor or on the first CUDA device, and needs "
         "no "
         "Python.\n\n"
         "A model is a folder in Hugging Face layout (config.json and one or more .safetensors files) or a "

@@ -27,7 +27,7 @@
      .help = "compute in this dtype (default: the checkpoint's)"},                                           \
     {                                                                                                        \
         .name = "load", .argument = "FORMAT", .kind = CLI_CHOICE, .choices = "nf4|fp4|int8|mxfp4",           \
-        .help = "quantise the linear layers to this format when the model is opened"                         \
+        .help = "quantize the linear layers to this format when the model is opened"                         \
     }
 #define CLI_MODEL_OPTIONS CLI_ADAPTER_OPTION("apply an adapter saved by PEFT", false), CLI_COMPUTE_OPTIONS
 

@@ -344,7 +344,7 @@ check "a base model with other bytes is refused" train_other_base
 train_edited_state() {
     rm -rf changed && exits 0 train run.yml --set output_dir=changed && sed -i 's/"step": 3/"step": 2/' changed/checkpoint-3/nibble_state.json &&
         exits 1 train run.yml --set output_dir=changed --set max_steps=4 --set resume_from_checkpoint=changed/checkpoint-3 && says err "nibble_state.json: damaged or edited" &&
-        exits 0 train run.yml --set output_dir=changed --set max_steps=4 --resume && says err "changed/checkpoint-3 is passed over" "damaged or edited"
+        exits 0 train run.yml --set output_dir=changed --set max_steps=4 --resume && says err "changed/checkpoint-3 is skipped" "damaged or edited"
 }
 check "an edited state of a checkpoint is noticed" train_edited_state
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the commands of README's tour, in order, as a reader types them: each line of the section "A tour" that begins
-# with "nibble". Each must succeed, the tuned model must add, and the files that the tour names must be there.
+# with "nibble". Each must succeed, the tuned model must add, and the files that the tour names must be there. The example
+# of docs/CONFIG.md must be a configuration.
 #
 #   tests/readme_test.sh ROOT NIBBLE
 set -euo pipefail
@@ -29,4 +30,6 @@ for file in sums-out/report.html sums-out/adapter_model.safetensors tiny-adds/mo
     tiny-nf4/model.safetensors; do
     [ -s "$file" ] || { echo "readme: the tour left no $file" >&2; exit 1; }
 done
+awk '/^    /{print substr($0, 5); found = 1; next} found {exit}' "$root/docs/CONFIG.md" >example.yml
+nibble train example.yml --check >/dev/null 2>err || { echo "readme: the example of CONFIG: $(cat err)" >&2; exit 1; }
 echo "readme: $count commands, passed"

@@ -193,7 +193,7 @@ eval_answers() { # the tokens that training counts; what is dropped is told by i
         runs eval "$model" --adapter own --data all.jsonl --all && says out "over all " " tokens of 3 conversations" || return 1
     # Cut: the first answer of each is judged, or none.
     runs eval "$model" --data all.jsonl --max-tokens 35 --json && equal cut "$(get truncated).$(get sequences).$(get dropped_too_long)" 1.2.0 && says err "1 of 2 conversations were cut to 35 tokens" &&
-        fails 1 eval "$model" --data all.jsonl --max-tokens 9 && says err "all.jsonl: nothing to count: 3 rows were dropped: 1 without an answer, 2 whose answers begin behind the first 9 tokens" "--all counts every token" &&
+        fails 1 eval "$model" --data all.jsonl --max-tokens 9 && says err "all.jsonl: nothing to count: 3 rows were dropped: 1 without an answer, 2 whose answers begin after the first 9 tokens" "--all counts every token" &&
         printf '%s\n' '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant"}]}' >broken.jsonl && fails 1 eval "$model" --data broken.jsonl && says err 'nibble: eval: broken.jsonl:1: message 2: "content" is missing'
 }
 check "eval of conversations counts the answers, as training does" eval_answers

@@ -123,8 +123,8 @@ static int run_quantize(cli_call *call)
 const cli_command cli_quantize = {
     .name = "quantize",
     .group = "Convert",
-    .summary = "quantise the weights of a checkpoint to 4 or 8 bits",
-    .description = "Writes folder OUT with the matrices of IN quantised, in the layout "
+    .summary = "quantize the weights of a checkpoint to 4 or 8 bits",
+    .description = "Writes folder OUT with the matrices of IN quantized, in the layout "
                    "that transformers and bitsandbytes load (mxfp4: that transformers "
                    "loads). Embeddings, norms, biases, the output head, and all else that "
                    "those libraries leave alone keep their bytes. So do the tokenizer and "
@@ -156,7 +156,7 @@ const cli_command cli_quantize = {
              .help = "nf4 and fp4: values that share a scale, a power of two from 32 to "
                      "4096"},
             {.name = "double",
-             .help = "nf4 and fp4: quantise the scales as well; with blocks of 64 this saves 0.37 bits per "
+             .help = "nf4 and fp4: quantize the scales as well; with blocks of 64 this saves 0.37 bits per "
                      "weight"},
             {.name = "skip",
              .argument = "REGEX",
@@ -207,7 +207,7 @@ static int run_dequantize(cli_call *call)
 const cli_command cli_dequantize = {
     .name = "dequantize",
     .group = "Convert",
-    .summary = "make a 16- or 32-bit checkpoint of a quantised one",
+    .summary = "make a 16- or 32-bit checkpoint of a quantized one",
     .description = "Writes folder OUT with every packed weight of IN (nf4, fp4, int8, mxfp4) "
                    "dequantized, bit for bit as bitsandbytes and transformers dequantize it. All "
                    "other tensors and files keep their bytes. A warning names each tensor with NaN "
@@ -215,7 +215,7 @@ const cli_command cli_dequantize = {
                    "IN is not changed. OUT must not exist. It appears complete or not at all.",
     .arguments =
         (const cli_argument[]){
-            {"IN", "the quantised checkpoint to read", CLI_PATH, NULL, false},
+            {"IN", "the quantized checkpoint to read", CLI_PATH, NULL, false},
             {"OUT", "the folder to write", CLI_PATH, NULL, false},
             {.name = NULL},
         },

@@ -187,7 +187,7 @@ const cli_command cli_diff = {
         },
     .examples =
         (const cli_example[]){
-            {"how far quantisation moved the weights", "diff Llama-3.2-1B Llama-3.2-1B-nf4 --tol 0.2"},
+            {"how far quantization moved the weights", "diff Llama-3.2-1B Llama-3.2-1B-nf4 --tol 0.2"},
             {"whether a copy is exact", "diff Llama-3.2-1B copy-of-it && echo the same"},
             {NULL, NULL},
         },

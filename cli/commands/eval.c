@@ -211,7 +211,7 @@ static const char *dropped_text(const counts *c)
     } reasons[] = {
         {c->too_short, "of fewer than two tokens"},
         {c->unanswered, "without an answer"},
-        {c->too_long, cli_format("whose answers begin behind the first %" PRId64 " tokens", c->max)}};
+        {c->too_long, cli_format("whose answers begin after the first %" PRId64 " tokens", c->max)}};
     int64_t dropped = c->too_short + c->unanswered + c->too_long;
     const char *text = dropped == 1 ? "1 row was dropped"
                                     : cli_format("%" PRId64 " rows were dropped", dropped);

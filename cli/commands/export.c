@@ -66,7 +66,7 @@ const cli_command cli_export = {
     .summary = "write a GGUF file that llama.cpp and Ollama run",
     .description = "Writes the GGUF file OUT from folder MODEL: weights, metadata, "
                    "tokenizer and chat template. MODEL is llama, mistral, qwen2, qwen3, "
-                   "gemma2, gemma3_text or phi3, 16-bit or quantised. Matrices have "
+                   "gemma2, gemma3_text or phi3, 16-bit or quantized. Matrices have "
                    "the type that --type names. Vectors are f32.\n\n"
                    "With --adapter the adapter is merged into the weights. Its tokenizer "
                    "and chat template replace those of MODEL, if it has its own. With "

@@ -130,8 +130,8 @@ static void print_quantization(const nbl_checkpoint *checkpoint, const nbl_check
     if (summary->quantization == NULL) return;
     const char *block = summary->block ? cli_format(", blocks of %" PRId64, summary->block) : "";
     const char *dtype = our_dtype(summary->compute_dtype);
-    cli_fact("quantised", cli_format("%s%s%s%s%s", cli_clean(summary->quantization), block,
-                                     summary->nested ? ", scales quantised as well" : "",
+    cli_fact("quantized", cli_format("%s%s%s%s%s", cli_clean(summary->quantization), block,
+                                     summary->nested ? ", scales quantized as well" : "",
                                      dtype ? ", to be computed in " : "", dtype ? cli_clean(dtype) : ""));
     enum { SHOWN = 6 };
     const char *list = "";
@@ -150,7 +150,7 @@ static void print_summary(const char *path, const nbl_checkpoint *checkpoint)
     int files;
     cli_totals all = count_formats(checkpoint, &files);
     cli_heading(path);
-    cli_fact("architecture", summary->architecture ? cli_clean(summary->architecture) : "not told");
+    cli_fact("architecture", summary->architecture ? cli_clean(summary->architecture) : "not stated");
     cli_fact("parameters", cli_format("%s (%s)", cli_short((double)summary->parameters),
                                       cli_grouped((uint64_t)summary->parameters)));
     cli_fact("size", cli_format("%s in %d %s, %s %s", cli_bytes((double)summary->bytes), files,
@@ -247,7 +247,7 @@ const cli_command cli_inspect = {
     .group = "Look",
     .summary = "show what is in a checkpoint, a GGUF file or an adapter",
     .description = "Shows the architecture, the number of parameters, the size, the storage formats, "
-                   "and how a checkpoint was quantised. Lists what is wrong with it. A packed weight "
+                   "and how a checkpoint was quantized. Lists what is wrong with it. A packed weight "
                    "is one tensor with its logical shape. Its bytes include its scales and its "
                    "state. Only headers are read, so this is quick for any size. --values reads all "
                    "values.\n\n"

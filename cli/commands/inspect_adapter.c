@@ -137,13 +137,13 @@ static const char *targets_of(const nbl_adapter *adapter)
 static void print_settings(const nbl_adapter *adapter, const nbl_adapter_summary *s)
 {
     if (s->type == NULL) {
-        cli_fact("type", "not told");
+        cli_fact("type", "not stated");
         return;
     }
     const char *saved = list_of(adapter, nbl_adapter_get_saved), *target = targets_of(adapter);
     cli_fact("type", cli_format("%s%s%s", cli_clean(s->type), s->dora ? ", DoRA" : "",
                                 s->lora_bias ? ", with biases" : ""));
-    cli_fact("base", s->base_model ? cli_clean(s->base_model) : "not told");
+    cli_fact("base", s->base_model ? cli_clean(s->base_model) : "not stated");
     cli_fact("rank", cli_format("r %" PRId64 ", alpha %g%s, dropout %g", s->r, s->alpha,
                                 s->rslora ? ", rsLoRA (alpha / sqrt r)" : "", s->dropout));
     cli_fact("targets", s->target ? cli_clean(s->target) : target ? target : "none");

@@ -157,7 +157,7 @@ static void print_summary(nbl_gguf *gguf, const char *path)
     cli_heading(path);
     cli_fact("file", cli_format("GGUF version %d, %s", s->version, cli_bytes((double)s->file_bytes)));
     if (strcmp(s->kind, "model") != 0) cli_fact("type", cli_clean(s->kind));
-    cli_fact("architecture", s->architecture ? cli_clean(s->architecture) : "not told");
+    cli_fact("architecture", s->architecture ? cli_clean(s->architecture) : "not stated");
     if (s->name) cli_fact("name", cli_clean(s->name));
     cli_fact("parameters",
              cli_format("%s (%s)", cli_short((double)s->parameters), cli_grouped((uint64_t)s->parameters)));

@@ -80,7 +80,7 @@ const cli_command cli_merge = {
                    "BASE is not changed. OUT must not exist. It appears complete or not at all.",
     .arguments =
         (const cli_argument[]){
-            {"BASE", "the model that was adapted: 16-bit or quantised", CLI_PATH, NULL, false},
+            {"BASE", "the model that was adapted: 16-bit or quantized", CLI_PATH, NULL, false},
             {"ADAPTER", "the adapter's folder", CLI_PATH, NULL, false},
             {"OUT", "the folder to write", CLI_PATH, NULL, false},
             {.name = NULL},

@@ -161,10 +161,10 @@ static void print_text(const nbl_model_plan *p)
     if (s->recompute == NBL_PLAN_RECOMPUTE_NONE) fprintf(cli_out(), "  recomputed: none\n");
     else
         fprintf(cli_out(), "  recomputed: %s of %" PRId64 " of %" PRId64 " layers, %.3f GFLOP\n",
-                s->recompute == NBL_PLAN_RECOMPUTE_CHEAP ? "what is cheap" : "all", s->recomputed_layers,
+                s->recompute == NBL_PLAN_RECOMPUTE_CHEAP ? "cheap operators" : "all", s->recomputed_layers,
                 s->layers, s->recompute_flops * 1e-9);
     if (s->dequantized_weights)
-        fprintf(cli_out(), "  decoded once: %" PRId64 " weights, %s\n", s->dequantized_weights,
+        fprintf(cli_out(), "  dequantized once: %" PRId64 " weights, %s\n", s->dequantized_weights,
                 cli_bytes((double)s->dequantized_bytes));
     fprintf(cli_out(), "  longest sequence: %" PRId64 " tokens\n", s->longest_sequence);
     fprintf(cli_out(), "  smallest memory: %s (%" PRIu64 " bytes)\n", cli_bytes((double)s->smallest_memory),
@@ -229,7 +229,7 @@ const cli_command cli_plan = {
     .summary = "show memory and work of a model or a run, without computing",
     .description = "Shows what computing with MODEL takes: memory by purpose, the largest values, "
                    "each operator with its implementation and cost, and each cast with its reason. "
-                   "Shows what is computed again to keep within --memory, the longest sequence that "
+                   "Shows what is recomputed to keep within --memory, the longest sequence that "
                    "fits, and the smallest memory for --tokens. --json has every size in bytes.\n\n"
                    "With --train this is a training step of that run on MODEL, with the adapter, "
                    "dtype and storage format of the run. With --adapter it is a training step of "

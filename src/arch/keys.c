@@ -7,6 +7,7 @@
 #include "arch/arch.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #include "ops/linear/mlp.h"
 
@@ -281,6 +282,19 @@ static void read_dtype(const nbl__json *config, nbl__decoder *d)
     if (name == NULL || !nbl__dtype_from_torch_name(name, &d->dtype)) d->dtype = NBL_DTYPE_F32;
 }
 
+/* Refuses a model_type, with the known ones in the hint. */
+static nbl_status unknown_type(nbl_context *ctx, const char *where, const char *type,
+                               const nbl__arch *const *archs, size_t count)
+{
+    char known[200] = "";
+    for (size_t i = 0, used = 0; i < count && used < sizeof known; i++)
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "",
+                                 archs[i]->model_type);
+    nbl_status status = nbl__fail(ctx, NBL_ERROR_UNSUPPORTED, "%s: model_type \"%s\" is not known", where,
+                                  type);
+    return nbl__hint(ctx, status, "nibble runs %s", known);
+}
+
 nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__json *config, nbl__decoder *d)
 {
 #define ARCH_ADDRESS(name) &nbl__##name,
@@ -293,7 +307,7 @@ nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__jso
     NBL_CHECK(ctx, type, NBL_ERROR_FORMAT, "%s: no model_type", where);
     for (size_t i = 0; i < sizeof archs / sizeof *archs && d->arch == NULL; i++)
         if (strcmp(archs[i]->model_type, type) == 0) d->arch = archs[i];
-    NBL_CHECK(ctx, d->arch, NBL_ERROR_UNSUPPORTED, "%s: model_type \"%s\" is not known", where, type);
+    if (d->arch == NULL) return unknown_type(ctx, where, type, archs, sizeof archs / sizeof *archs);
     /* `used` marks every key that the reader asks for; the rest is checked afterwards. */
     nbl__arena arena = nbl__arena_make(ctx);
     nbl__keys keys = {ctx, where, config, nbl__arena_alloc(&arena, (size_t)config->count + 1)};

@@ -58,9 +58,9 @@ static nbl_status check_source(nbl__conversion *v, const char *in)
         v->report.converted += v->checkpoint->tensors[i].weight.format != NBL_FORMAT_DENSE;
     if (v->report.converted > 0) return NBL_OK;
     NBL_CHECK(v->ctx, s->quantization == NULL, NBL_ERROR_UNSUPPORTED,
-              "%s: config.json says \"%s\", but no weight is packed in a format that is known here", in,
+              "%s: config.json says \"%s\", but no weight is packed as nf4, fp4, int8 or mxfp4", in,
               s->quantization);
-    return nbl__fail(v->ctx, NBL_ERROR_UNSUPPORTED, "%s: no weight is packed, there is nothing to dequantise",
+    return nbl__fail(v->ctx, NBL_ERROR_UNSUPPORTED, "%s: no weight is packed, there is nothing to dequantize",
                      in);
 }
 

@@ -136,7 +136,7 @@ static nbl_status write_nested(job *j, int64_t blocks, float *offset)
         NBL_TRY(nbl__non_finite_report(j->v, j->tensor->name, &j->non_finite, "are not finite"));
     *offset = nbl__nested_offset(j->scales, blocks);
     NBL_CHECK(ctx, isfinite(*offset), NBL_ERROR_UNSUPPORTED,
-              "tensor \"%s\": it holds an infinity, which would spoil all its double-quantised scales",
+              "tensor \"%s\": it holds an infinity, which would spoil all its double-quantized scales",
               j->tensor->name);
     uint8_t *codes;
     float *nested;

@@ -183,7 +183,8 @@ static nbl_status declare(nbl__export *e, const nbl__merged *t, item *it)
     nbl__ggml_layout layout = {"", 1, 1};
     *it = (item){.from = t, .type = t->rank < 2 ? NBL_GGML_F32 : e->type};
     NBL_CHECK(e->ctx, nbl__gguf_mapping_of(e->arch, t->name, &it->mapping), NBL_ERROR_UNSUPPORTED,
-              "%s: tensor \"%s\" has no place in a GGUF model of type %s", e->folder, t->name, e->arch_name);
+              "%s: tensor \"%s\" does not belong to a GGUF model of type %s", e->folder, t->name,
+              e->arch_name);
     NBL_CHECK(e->ctx,
               nbl__merged_is_numeric(t) && t->rank >= 1 && t->rank <= 2 && t->columns > 0 && t->rows > 0,
               NBL_ERROR_DTYPE, "%s: tensor \"%s\" is no matrix or vector of numbers", e->folder, t->name);
@@ -308,7 +309,7 @@ static nbl_status open_source(nbl__export *e)
     NBL_TRY(nbl__decoder_read(e->ctx, e->folder, config, &e->decoder));
     const char *model_type = e->decoder.arch->model_type;
     NBL_CHECK(e->ctx, nbl__gguf_arch_of(model_type, &e->arch, &e->arch_name), NBL_ERROR_UNSUPPORTED,
-              "%s: model_type \"%s\" has no form in GGUF here", e->folder, model_type);
+              "%s: model_type \"%s\" cannot be exported to GGUF", e->folder, model_type);
     nbl__export_query(e);
     NBL_TRY(nbl__merge_open(e->checkpoint, e->options->adapter, &e->merge));
     NBL_TRY(check_sources(e));

@@ -37,7 +37,7 @@ static void put_text(nbl__export *e, const char *suffix, const char *value)
 
 static nbl_status refuse(const nbl__export *e, const char *what)
 {
-    return nbl__fail(e->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s, which GGUF models of type %s cannot say",
+    return nbl__fail(e->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s, which GGUF models of type %s cannot express",
                      e->folder, what, e->arch_name);
 }
 
@@ -171,8 +171,8 @@ static void warn_of_windows(const nbl__export *e)
         if (!e->decoder.sliding[i]) continue;
         nbl__log(e->ctx, NBL_LOG_WARNING,
                  "%s: a sliding_window of %" PRId64
-                 ", which llama.cpp does not apply to models of type %s: texts longer than that "
-                 "will be read otherwise",
+                 ", which llama.cpp does not apply to models of type %s: in longer texts it sees all "
+                 "tokens",
                  e->folder, e->decoder.window, e->arch_name);
         return;
     }

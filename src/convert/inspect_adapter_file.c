@@ -171,7 +171,7 @@ nbl_status nbl_adapter_open(nbl_context *ctx, const char *path, const char *base
     nbl_status status;
     NBL_CHECK(ctx, path && adapter, NBL_ERROR_ARGUMENT, "nbl_adapter_open: a NULL argument");
     *adapter = NULL;
-    NBL_CHECK(ctx, nbl__is_folder(path), NBL_ERROR_NOT_FOUND, "%s: no folder of an adapter", path);
+    NBL_CHECK(ctx, nbl__is_folder(path), NBL_ERROR_NOT_FOUND, "%s: not an adapter's folder", path);
     NBL_TRY(NBL_ALLOC(ctx, a, 1));
     a->ctx = ctx;
     a->arena = nbl__arena_make(ctx);

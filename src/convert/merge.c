@@ -56,7 +56,7 @@ static nbl_status add(nbl__merge *m, const char *name, const nbl_tensor_info *ba
     NBL_TRY(module_of(m, name, ".bias", &bias));
     if (bias && bias->b_bias) t->with = bias, t->is_bias = true;
     NBL_CHECK(m->ctx, !t->with || nbl__merged_is_numeric(t), NBL_ERROR_DTYPE,
-              "%s: tensor \"%s\" is %s, to which nothing can be added", base->file, name,
+              "%s: tensor \"%s\" is %s; an adapter can only be added to numbers", base->file, name,
               nbl_dtype_name(base->weight.dtype));
     NBL_CHECK(m->ctx, !(t->with && base->transposed), NBL_ERROR_UNSUPPORTED,
               "%s: an adapter of the experts \"%s\" is not supported", m->peft->folder, name);

@@ -74,7 +74,7 @@ static nbl_status check_source(nbl__conversion *v)
     const char *format = c->summary.quantization;
     if (format == NULL) return NBL_OK;
     nbl_status status = nbl__fail(v->ctx, NBL_ERROR_UNSUPPORTED,
-                                  "%s: quantised already (%s); quantising twice is refused", c->path, format);
+                                  "%s: quantized already (%s); quantizing twice is refused", c->path, format);
     return nbl__hint(v->ctx, status, "nibble dequantize makes a plain checkpoint of it first");
 }
 
@@ -104,7 +104,7 @@ static nbl_status wanted(nbl__conversion *v, const plan *p, const nbl_quantize_o
     NBL_TRY(is_skipped(v->ctx, p, t->name, &skipped));
     if (skipped) return *quantise = false, NBL_OK;
     NBL_CHECK(v->ctx, nbl__is_compute(t->weight.dtype), NBL_ERROR_DTYPE,
-              "%s: tensor \"%s\" is %s; only f32, f16 and bf16 can be quantised", t->file, t->name,
+              "%s: tensor \"%s\" is %s; only f32, f16 and bf16 can be quantized", t->file, t->name,
               nbl_dtype_name(t->weight.dtype));
     return NBL_OK;
 }
@@ -134,7 +134,7 @@ static nbl_status declare(nbl__conversion *v, plan *p, const nbl_quantize_option
         v->report.converted += quantise;
     }
     NBL_CHECK(v->ctx, v->report.converted > 0, NBL_ERROR_UNSUPPORTED,
-              "%s: no weight here can be quantised to %s%s", c->path, nbl_format_name(options->format),
+              "%s: no weight here can be quantized to %s%s", c->path, nbl_format_name(options->format),
               options->format == NBL_FORMAT_MXFP4 ? "; transformers knows it for the experts of GPT-OSS alone"
                                                   : "");
     return NBL_OK;
@@ -213,14 +213,14 @@ static nbl_status check_options(nbl_context *ctx, const nbl_quantize_options *o)
 {
     bool fourbit = o->format == NBL_FORMAT_NF4 || o->format == NBL_FORMAT_FP4;
     NBL_CHECK(ctx, fourbit || o->format == NBL_FORMAT_INT8 || o->format == NBL_FORMAT_MXFP4,
-              NBL_ERROR_ARGUMENT, "format %s: weights are quantised to nf4, fp4, int8 or mxfp4",
+              NBL_ERROR_ARGUMENT, "format %s: weights are quantized to nf4, fp4, int8 or mxfp4",
               nbl_format_name(o->format));
     NBL_CHECK(ctx, !fourbit || nbl__block_valid(o->block), NBL_ERROR_ARGUMENT,
               "block %" PRId64 ": not one of 32, 64, 128, … 4096", o->block);
     NBL_CHECK(ctx, o->format != NBL_FORMAT_MXFP4 || o->skip == NULL, NBL_ERROR_ARGUMENT,
               "mxfp4 takes all experts: transformers cannot be told to skip some");
     NBL_CHECK(ctx, fourbit || !o->nested, NBL_ERROR_ARGUMENT,
-              "only nf4 and fp4 have scales to quantise twice");
+              "only nf4 and fp4 have scales to quantize twice");
     NBL_CHECK(ctx, (unsigned)o->nested <= NBL_NESTED_GRID, NBL_ERROR_ARGUMENT, "nested %d is no nbl_nested",
               (int)o->nested);
     NBL_CHECK(ctx, nbl__compute_dtype_valid(o->compute_dtype), NBL_ERROR_ARGUMENT,

@@ -7,7 +7,7 @@
 nbl_status nbl_run_open(nbl_context *ctx, const char *path, const char *const *overrides, int64_t count,
                         nbl_run **run)
 {
-    NBL_CHECK(ctx, run != NULL, NBL_ERROR_ARGUMENT, "opening a run: no place for the result");
+    NBL_CHECK(ctx, run != NULL, NBL_ERROR_ARGUMENT, "opening a run: run is NULL");
     *run = NULL;
     NBL_CHECK(ctx, path != NULL && count >= 0 && (overrides != NULL || count == 0), NBL_ERROR_ARGUMENT,
               "opening a run: path or overrides are NULL");

@@ -209,10 +209,12 @@ static nbl_status fill_report(const nbl_model *m, const planned *p, nbl_model_pl
 
 static nbl_status too_little(nbl_model *m, const nbl__plan_request *r, uint64_t min)
 {
-    return nbl__fail(m->ctx, NBL_ERROR_MEMORY,
-                     "%s: %" PRIu64 " bytes are too little for %" PRId64 " tokens in %" PRId64
-                     " sequences: the smallest budget is %" PRIu64 " bytes",
-                     m->path, r->memory, r->tokens, r->sequences, min);
+    nbl_status status = nbl__fail(m->ctx, NBL_ERROR_MEMORY,
+                                  "%s: %" PRIu64 " bytes are too little for %" PRId64 " tokens in %" PRId64
+                                  " sequences: the smallest budget is %" PRIu64 " bytes",
+                                  m->path, r->memory, r->tokens, r->sequences, min);
+    return nbl__hint(m->ctx, status, "allow that much memory, or compute fewer tokens at once%s",
+                     r->train ? ": a smaller sequence_len or micro_batch_size" : "");
 }
 
 /* Step 2: replans with more recomputation if the total exceeds the budget. The embedding moves to

@@ -138,7 +138,7 @@ nbl_status nbl__check_weight(nbl_context *ctx, const char *call, const nbl_weigh
     NBL_TRY(nbl__check_shape(ctx, call, w->rank, w->shape, n, rows));
     if (w->format == NBL_FORMAT_DENSE)
         NBL_CHECK(ctx, nbl__is_compute(w->dtype), NBL_ERROR_DTYPE,
-                  "%s: a dense weight of dtype %s and shape %s; only f32, f16 and bf16 can be decoded", call,
+                  "%s: a dense weight of dtype %s and shape %s; only f32, f16 and bf16 are allowed", call,
                   nbl__any_dtype_name(w->dtype), nbl__show_shape(w->rank, w->shape).text);
     if (w->format == NBL_FORMAT_MXFP4) NBL_TRY(nbl__check_mxfp4_columns(ctx, call, w->rank, w->shape));
     bool fourbit = w->format == NBL_FORMAT_NF4 || w->format == NBL_FORMAT_FP4;

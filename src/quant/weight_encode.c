@@ -172,7 +172,7 @@ static nbl_status nest_scales(nbl_context *ctx, const plan *p, bool by_grid, con
                       " is not finite, and nested scales would spread that to the whole weight",
                       nbl_format_name(weight->format), nbl__show_shape(weight->rank, weight->shape).text, b);
             return nbl__hint(ctx, NBL_ERROR_UNSUPPORTED,
-                             "quantise without nested scales, or repair the infinite value");
+                             "quantize without nested scales, or repair the infinite value");
         }
     weight->nested_offset = nbl__nested_offset(parts->scales, p->blocks);
     nest_job job = {nbl__isa(ctx), p->blocks, weight->nested_offset, parts, by_grid};

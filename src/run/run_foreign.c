@@ -37,9 +37,9 @@
 
 static const nbl__foreign_group top[] = {
     /* keys that change no result here */
-    {NOTICE, "model_type cls_model_config is_*_derived_model type_of_model", "config.json tells"},
+    {NOTICE, "model_type cls_model_config is_*_derived_model type_of_model", "config.json says this"},
     {NOTICE, "tokenizer_type tokenizer_use_fast tokenizer_legacy tokenizer_save_jinja_files",
-     "the tokenizer's files tell"},
+     "the tokenizer's files say this"},
     {NOTICE, "trust_remote_code", "no code of a model is ever run"},
     {NOTICE, "strict", "reading is always strict"},
     {NOTICE,
@@ -137,12 +137,12 @@ static const nbl__foreign_group top[] = {
     {REFUSED, "neftune_noise_alpha noisy_embedding_alpha use_eaft eaft_*",
      "the loss and its inputs have no variants in this version; take the key out"},
     {REFUSED, "qat quantization fp8 fp8_* nvfp4_*",
-     "training for other number formats (QAT, FP8) is not in this version; `nibble quantize` quantises what "
+     "training for other number formats (QAT, FP8) is not in this version; `nibble quantize` quantizes what "
      "was trained"},
     {REFUSED, "llmcompressor use_onebitllms", SPARSE},
     {REFUSED, "gptq gptq_*", "GPTQ weights are not read; take the 16-bit model and set `load_in_4bit: true`"},
     {REFUSED, "model_quantization_config model_quantization_config_kwargs bnb_config_kwargs",
-     "the base is quantised by `load_in_4bit`, `bnb_4bit_quant_type` and `bnb_4bit_use_double_quant`"},
+     "the base is quantized by `load_in_4bit`, `bnb_4bit_quant_type` and `bnb_4bit_use_double_quant`"},
     {REFUSED,
      "model_config overrides_of_model_config overrides_of_model_kwargs rope_scaling scaling_softmax "
      "scaling_softmax_factor scaling_softmax_bias s2_attention",
@@ -167,7 +167,7 @@ static const nbl__foreign_group top[] = {
      "packs are filled by best fit; take the key out, or set `sample_packing: false`"},
     {REFUSED, "float16 half", "use `fp16: true`"},
     {REFUSED, "bfloat16", "use `bf16: true`"},
-    {NOTICE, "torch_dtype", "`bf16` and `fp16` tell"},
+    {NOTICE, "torch_dtype", "`bf16` and `fp16` say this"},
     {REFUSED, "full_finetune", "without `adapter` every weight is trained; take the key out"},
     {REFUSED, "float32", "without `bf16` and `fp16` f32 computes; take the key out"},
     {REFUSED, "evaluation_strategy", "use `eval_strategy`"},

@@ -76,7 +76,7 @@ static nbl_status resolve_precision(reader *r)
         const char *name = bits == 4 ? "load_in_4bit" : "load_in_8bit";
         if ((bits == 4 ? c->load_in_4bit : c->load_in_8bit) && d->adapter == NBL_ADAPTER_NONE)
             return nbl__yaml_fail(r->ctx, given(r, name), NBL_ERROR_ARGUMENT,
-                                  "%s needs adapter (lora or qlora): quantised weights are not trained "
+                                  "%s needs adapter (lora or qlora): quantized weights are not trained "
                                   "themselves",
                                   name);
     }

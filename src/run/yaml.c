@@ -230,7 +230,7 @@ static nbl_status find_link(nbl__arena *arena, nbl__yaml *node, const nbl__yaml 
     if (node->kind == NBL_YAML_LIST) {
         if (index < 0 || index > node->count)
             return nbl__yaml_fail(arena->ctx, at, NBL_ERROR_ARGUMENT,
-                                  "%s: '%.*s' is no place in a list of %" PRId64 " items", path, (int)size,
+                                  "%s: '%.*s' is no index into a list of %" PRId64 " items", path, (int)size,
                                   step, node->count);
         while (*l && position++ < index) l = &(*l)->next;
     } else {

@@ -299,8 +299,7 @@ nbl_status nbl__checkpoint_latest(nbl__arena *arena, const char *output_dir, con
          * skipped. */
         if (status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED || status == NBL_ERROR_UNSUPPORTED)
             return status;
-        nbl__log(arena->ctx, NBL_LOG_WARNING, "%s is passed over: %s", candidate,
-                 nbl_error_message(arena->ctx));
+        nbl__log(arena->ctx, NBL_LOG_WARNING, "%s is skipped: %s", candidate, nbl_error_message(arena->ctx));
     }
     return NBL_OK;
 }

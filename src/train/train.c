@@ -285,7 +285,8 @@ static nbl_status publish(loop *l)
     nbl__trainer *t = &l->t;
     if (t->config->load_best && t->state.best_step == 0)
         nbl__log(t->ctx, NBL_LOG_WARNING,
-                 "no evaluation tells a best step: the result is the last step's, %" PRId64, t->state.step);
+                 "no step was evaluated, so none is the best: the result is step %" PRId64 ", the last one",
+                 t->state.step);
     if (result_step(t) != t->state.step) NBL_TRY(nbl__best_load(&t->optimizer, t->config, &t->state));
     NBL_TRY(nbl__result_publish(&t->session, &t->optimizer, t->config, t->stored));
     return write_config(t, true);

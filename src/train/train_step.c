@@ -206,6 +206,15 @@ static nbl_status enqueue_step(nbl__trainer *t, nbl__step_result *result)
     return nbl__memory_event_record(t->ctx, &w->done);
 }
 
+static nbl_status refuse_gradient(const nbl__trainer *t, const char *name)
+{
+    nbl_status status = nbl__fail(t->ctx, NBL_ERROR_FORMAT,
+                                  "step %" PRId64 ": the gradient of \"%s\" is not finite", t->state.step + 1,
+                                  name);
+    return nbl__hint(t->ctx, status, "lower learning_rate, or go on from an earlier checkpoint%s",
+                     t->model->dtype == NBL_DTYPE_F16 ? "; bf16 has a wider range than fp16" : "");
+}
+
 /* Runs the step and reads its results. A step with a non-finite gradient has changed no
  * parameter. In f16 it is repeated with half the loss scale, down to NBL_MIN_LOSS_SCALE. */
 static nbl_status run_step(nbl__trainer *t, bool ahead, nbl__step_result *result)
@@ -217,9 +226,8 @@ static nbl_status run_step(nbl__trainer *t, bool ahead, nbl__step_result *result
         NBL_TRY(nbl__memory_wait(t->ctx, w->done, "the step"));
         NBL_TRY(add_losses(t, w, &result->loss));
         if (w->clipping->non_finite < 0) break;
-        NBL_CHECK(t->ctx, t->model->dtype == NBL_DTYPE_F16 && t->state.loss_scale > NBL_MIN_LOSS_SCALE,
-                  NBL_ERROR_FORMAT, "step %" PRId64 ": the gradient of \"%s\" is not finite",
-                  t->state.step + 1, t->optimizer.tensors[w->clipping->non_finite].name);
+        if (t->model->dtype != NBL_DTYPE_F16 || t->state.loss_scale <= NBL_MIN_LOSS_SCALE)
+            return refuse_gradient(t, t->optimizer.tensors[w->clipping->non_finite].name);
         t->state.loss_scale *= 0.5;
         t->state.good_steps = 0;
         w->enqueued = 0;

@@ -141,7 +141,7 @@ static void check_finite_says_what_where_and_how_many(void **state)
     set_value(&t, 1999, NAN);
     assert_int_equal(nbl__check_finite(ctx, "step 7", "layers.3.lora_a", &t), NBL_ERROR_ARGUMENT);
     assert_string_equal(nbl_error_message(ctx),
-                        "step 7: layers.3.lora_a (bf16 [40, 50]) is -inf at place 1234; "
+                        "step 7: layers.3.lora_a (bf16 [40, 50]) is -inf at index 1234; "
                         "2 of 2000 values are not finite");
     t.shape[0] = 0; /* nothing is finite */
     assert_ok(ctx, nbl__check_finite(ctx, "step 7", "nothing", &t));

@@ -293,7 +293,7 @@ static void keys_of_other_engines_are_noticed_once_and_empty_ones_never(void **s
          *name; name++)
         if (strstr(f.log, *name) == NULL) fail_msg("no notice of %s in\n%s", *name, f.log);
     assert_non_null(
-        strstr(f.log, "user.yml: no effect here: model_type (config.json tells); tokenizer_type"));
+        strstr(f.log, "user.yml: no effect here: model_type (config.json says this); tokenizer_type"));
     assert_non_null(strstr(f.log, "wandb_project, wandb_anything (metrics go to files"));
     assert_null(strstr(f.log, "wandb_entity"));
     assert_null(strstr(f.log, "group_by_length")); /* false is what is done anyway */

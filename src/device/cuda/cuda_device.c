@@ -144,11 +144,11 @@ static void return_scratch(nbl_context *ctx, void *scratch, size_t bytes)
 static nbl_status report(nbl__cuda *cuda)
 {
     static const char *const texts[] = {
-        [NBL_CUDA_FAULT_ID] = "ids: %" PRId64 " at place %" PRId64 " is not in the vocabulary",
-        [NBL_CUDA_FAULT_LABEL] = "labels: %" PRId64 " at place %" PRId64 " is not in the vocabulary",
-        [NBL_CUDA_FAULT_ROW] = "rows: %" PRId64 " at place %" PRId64 " is out of range",
-        [NBL_CUDA_FAULT_LENGTH] = "lengths: %" PRId64 " at place %" PRId64 " is out of range",
-        [NBL_CUDA_FAULT_SEQUENCES] = "cu_seqlens: %" PRId64 " at place %" PRId64 " is out of order"};
+        [NBL_CUDA_FAULT_ID] = "ids: %" PRId64 " at index %" PRId64 " is not in the vocabulary",
+        [NBL_CUDA_FAULT_LABEL] = "labels: %" PRId64 " at index %" PRId64 " is not in the vocabulary",
+        [NBL_CUDA_FAULT_ROW] = "rows: %" PRId64 " at index %" PRId64 " is out of range",
+        [NBL_CUDA_FAULT_LENGTH] = "lengths: %" PRId64 " at index %" PRId64 " is out of range",
+        [NBL_CUDA_FAULT_SEQUENCES] = "cu_seqlens: %" PRId64 " at index %" PRId64 " is out of order"};
     nbl__cuda_fault fault = *cuda->fault;
     memset(cuda->fault, 0, sizeof *cuda->fault);
     const char *text = texts[fault.kind];

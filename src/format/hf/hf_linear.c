@@ -133,8 +133,8 @@ nbl__linear_verdict nbl__hf_is_linear(const char *model_type, bool tied, const c
 const char *nbl__hf_refusal(const char *model_type)
 {
     return model_type && is_listed(transposed, model_type)
-               ? "keep their matrices transposed; quantising them is not supported"
-               : "store several layers in one tensor, or one in several; quantising them is not supported";
+               ? "keep their matrices transposed; quantizing them is not supported"
+               : "store several layers in one tensor, or one in several; quantizing them is not supported";
 }
 
 bool nbl__hf_renames(const char *model_type)

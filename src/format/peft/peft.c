@@ -119,7 +119,7 @@ static nbl_status add_replacement(nbl__peft *p, const nbl__stored *t, const char
 static nbl_status add_weight(nbl__peft *p, const nbl__stored *t, char *name)
 {
     char *dot = strrchr(name, '.');
-    if (dot == NULL) return bad_tensor(p, t, "is of no module");
+    if (dot == NULL) return bad_tensor(p, t, "belongs to no module");
     *dot = '\0';
     bool saved = p->rules == NULL || nbl__peft_saves(p->rules, name),
          resized = is_embedding_name(name) && strcmp(dot + 1, "weight") == 0;
@@ -294,7 +294,7 @@ static nbl_status sort_tensors(nbl__peft *p)
     qsort(p->modules, (size_t)p->module_count, sizeof *p->modules, by_path);
     for (int64_t i = 1; i < p->module_count; i++)
         if (strcmp(p->modules[i - 1].path, p->modules[i].path) == 0)
-            NBL_TRY(report_or_list(p, bad_module(p, p->modules[i].path, "its tensors have odd names")));
+            NBL_TRY(report_or_list(p, bad_module(p, p->modules[i].path, "it is there twice")));
     qsort(p->replacements, (size_t)p->replacement_count, sizeof *p->replacements, by_name);
     for (int64_t i = 1; i < p->replacement_count; i++)
         if (strcmp(p->replacements[i - 1].name, p->replacements[i].name) == 0)

@@ -309,10 +309,10 @@ extern "C" nbl_status nbl__cuda_dequantize(nbl_context *ctx, const nbl_weight *w
     int64_t n = 0, rows = 0;
     NBL_TRY(nbl__check_weight(ctx, call, weight, &n, &rows));
     NBL_CHECK(ctx, weight->format != NBL_FORMAT_DENSE, NBL_ERROR_UNSUPPORTED,
-              "%s: a dense weight of shape %s needs no decoding", call,
+              "%s: a dense weight of shape %s; only packed weights are dequantized", call,
               nbl__show_shape(weight->rank, weight->shape).text);
     NBL_CHECK(ctx, nbl__is_compute(dtype), NBL_ERROR_DTYPE,
-              "%s: %s to %s; only f32, f16 and bf16 can be made", call, nbl_format_name(weight->format),
+              "%s: %s to %s; only f32, f16 and bf16 are allowed", call, nbl_format_name(weight->format),
               nbl__any_dtype_name(dtype));
     NBL_CHECK(ctx, row_begin >= 0 && row_begin <= row_end && row_end <= rows, NBL_ERROR_ARGUMENT,
               "%s: rows %" PRId64 " to %" PRId64 " of %" PRId64, call, row_begin, row_end, rows);

@@ -238,7 +238,7 @@ nbl_status nbl__check_finite(nbl_context *ctx, const char *what, const char *nam
     size_t size = nbl__size_of(t->dtype);
     nbl__to_f32(NBL_ISA_SCALAR, t->dtype, (const uint8_t *)t->data + (size_t)first * size, &value, 1);
     return nbl__fail(ctx, NBL_ERROR_ARGUMENT,
-                     "%s: %s (%s %s) is %s at place %" PRId64 "; %" PRId64 " of %" PRId64
+                     "%s: %s (%s %s) is %s at index %" PRId64 "; %" PRId64 " of %" PRId64
                      " values are not finite",
                      what, name, nbl_dtype_name(t->dtype), nbl__show_shape(t->rank, t->shape).text,
                      isnan(value) ? "NaN"

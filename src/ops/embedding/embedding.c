@@ -11,7 +11,7 @@ nbl_status nbl__embedding_check_ids(nbl_context *ctx, const char *op, const nbl_
     const int32_t *values = ids->data;
     for (int64_t i = 0; i < nbl__tensor_elements(ids); i++)
         NBL_CHECK(ctx, values[i] >= 0 && values[i] < vocabulary, NBL_ERROR_ARGUMENT,
-                  "%s: ids %s has %" PRId32 " at place %" PRId64 ", which is no row of w [%" PRId64 ", …]",
+                  "%s: ids %s has %" PRId32 " at index %" PRId64 ", which is no row of w [%" PRId64 ", …]",
                   op, nbl__show_shape(ids->rank, ids->shape).text, values[i], i, vocabulary);
     return NBL_OK;
 }
