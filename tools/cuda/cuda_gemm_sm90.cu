@@ -202,6 +202,8 @@ void run_parts(tester *t, int64_t m, bool straight, int variant)
                               NULL,
                               k[next],
                               0,
+                              0,
+                              NULL,
                               0};
             all.sources[next] = one.sources[j];
         }
@@ -301,7 +303,7 @@ void run_exponentials(tester *t, int64_t m, int64_t n, int64_t k, int variant)
     CUDA(cudaMemcpy(sums, device_sums, static_cast<size_t>(sum_bytes), cudaMemcpyDeviceToHost));
     p.dtype = p.c_dtype = NBL_DTYPE_BF16;
     p.m = m, p.n = n, p.count = 1, p.b_transposed = true, p.variant = variant;
-    p.sources[0] = {s.a, s.b, NULL, k, 0, 0};
+    p.sources[0] = {s.a, s.b, NULL, k, 0, 0, NULL, 0};
     p.exponentials.powers = static_cast<float *>(facts);
     p.exponentials.labels = static_cast<int32_t *>(facts) + m;
     p.exponentials.spans = reinterpret_cast<float *>(memory + c_bytes);
@@ -469,8 +471,8 @@ int run_bench(nbl_context *ctx, const nbl__call *call)
             p.m = sizes[i][0], p.n = sizes[i][1];
             p.b_transposed = transposed;
             p.c = y;
-            p.sources[0] = {x, w, NULL, sizes[i][2], 0, 0};
-            p.sources[1] = {t, b, NULL, RANK, 0, 0};
+            p.sources[0] = {x, w, NULL, sizes[i][2], 0, 0, NULL, 0};
+            p.sources[1] = {t, b, NULL, RANK, 0, 0, NULL, 0};
             char what[64];
             snprintf(what, sizeof what, "%" PRId64 " x %" PRId64 " x %" PRId64 "%s", p.m, p.n, p.sources[0].k,
                      transposed ? "" : " straight");
@@ -497,12 +499,12 @@ int run_bench(nbl_context *ctx, const nbl__call *call)
         p.m = m, p.n = 4096;
         p.c = y;
         p.count = 6;
-        p.sources[0] = {from, w, NULL, 4096, 0, 0};
-        p.sources[1] = {t, b, NULL, RANK, 0, 0};
-        p.sources[2] = {from + m * 8192, w2, NULL, 1024, 0, 0};
-        p.sources[3] = {t2, b, NULL, RANK, 0, 0};
-        p.sources[4] = {from + m * 10240, w2, NULL, 1024, 0, 0};
-        p.sources[5] = {t, b, NULL, RANK, 0, 0};
+        p.sources[0] = {from, w, NULL, 4096, 0, 0, NULL, 0};
+        p.sources[1] = {t, b, NULL, RANK, 0, 0, NULL, 0};
+        p.sources[2] = {from + m * 8192, w2, NULL, 1024, 0, 0, NULL, 0};
+        p.sources[3] = {t2, b, NULL, RANK, 0, 0, NULL, 0};
+        p.sources[4] = {from + m * 10240, w2, NULL, 1024, 0, 0, NULL, 0};
+        p.sources[5] = {t, b, NULL, RANK, 0, 0, NULL, 0};
         char what[64];
         snprintf(what, sizeof what, "%" PRId64 " rows, dx of q, k and v", m);
         race(c, what, 2.0 * static_cast<double>(m) * 4096 * 6144, 2, [&](int way) {
@@ -519,9 +521,9 @@ int run_bench(nbl_context *ctx, const nbl__call *call)
         p.gate = y2;
         p.up = static_cast<char *>(y2) + m * p.n * 2;
         p.count = 3;
-        p.sources[0] = {x, w, w2, 4096, 0, 0};
-        p.sources[1] = {t, b, NULL, RANK, 0, 0};
-        p.sources[2] = {t2, NULL, b, RANK, 0, 0};
+        p.sources[0] = {x, w, w2, 4096, 0, 0, NULL, 0};
+        p.sources[1] = {t, b, NULL, RANK, 0, 0, NULL, 0};
+        p.sources[2] = {t2, NULL, b, RANK, 0, 0, NULL, 0};
         snprintf(what, sizeof what, "%" PRId64 " rows, silu(gate) up, kept", m);
         race(c, what, 2.0 * static_cast<double>(m) * 4096 * 28672, 2, [&](int way) {
             nbl__gemm all[] = {gemm_of(&p, 0, false, 0), gemm_of(&p, 1, false, 1), gemm_of(&p, 0, true, 0),
@@ -537,7 +539,7 @@ int run_bench(nbl_context *ctx, const nbl__call *call)
     nbl__gemm_sm90 p = {};
     p.dtype = p.c_dtype = NBL_DTYPE_BF16;
     p.m = p.n = 128, p.c = y, p.count = 2, p.b_transposed = true;
-    p.sources[0] = p.sources[1] = {x, w, NULL, 64, 0, 0};
+    p.sources[0] = p.sources[1] = {x, w, NULL, 64, 0, 0, NULL, 0};
     struct timespec from, to;
     NIBBLE(call->device->wait(call->ctx, "bench"));
     timespec_get(&from, TIME_UTC);

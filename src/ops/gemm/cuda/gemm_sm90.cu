@@ -17,6 +17,12 @@ namespace
 using encoder = map_encoder;
 constexpr int SPAN = NBL_GEMM_SM90_SPAN;
 
+/* Masked sources are the last ones. */
+bool is_masked(const nbl__gemm_sm90 *p)
+{
+    return p->part_count == 0 && p->count > 0 && p->sources[p->count - 1].mask != NULL;
+}
+
 /* A compiled kernel: its tile, and its cost for the choice. */
 struct variant {
     const char *name;
@@ -46,6 +52,8 @@ cudaError_t launch_of(const cudaLaunchConfig_t *config, const nbl__gemm_sm90 *pr
         if (product->exponentials.spans)
             return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, ENDS_EXPONENTIAL>(config, p);
     if (product->b_transposed) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, ENDS_PLAIN>(config, p);
+    if constexpr (!IS_HALF<T>)
+        if (is_masked(product)) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, ENDS_MASKED>(config, p);
     return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, ENDS_PLAIN>(config, p);
 }
 template <int BN, int STAGES, int BUFFERS, int CLUSTER>
@@ -121,7 +129,10 @@ bool describe_source(encoder encode, job *job, const nbl__gemm_sm90 *p, int64_t 
     int64_t lda = s->lda ? s->lda : s->k, ldb = s->ldb ? s->ldb : p->b_transposed ? s->k : n;
     job->steps[i] = static_cast<int32_t>(whole(s->k, BK));
     job->tail[i] = static_cast<int32_t>(whole(s->k - (job->steps[i] - 1) * BK, 16));
-    job->all_steps[job->parts - 1] += job->steps[i];
+    job->mask[i] = s->mask;
+    job->mask_factor[i] = s->mask_factor;
+    if (s->mask) job->first_masked = i < job->first_masked ? i : job->first_masked;
+    else job->all_steps[job->parts - 1] += job->steps[i];
     if (!describe(encode, &job->a[i], p->dtype, s->a, p->m, s->k, lda, BM)) return false;
     for (int half = 0; half < 2; half++) {
         const void *b = half && p->gated ? s->b2 : s->b;
@@ -201,7 +212,11 @@ static const char *part_can(const nbl__gemm_sm90 *p, const nbl__gemm_sm90_part *
         if (!fits(s->a, s->lda ? s->lda : s->k, p->dtype) || !fits(s->b, ldb, p->dtype) ||
             !fits(s->b2, ldb, p->dtype))
             return "a and b must be aligned to 16 bytes";
-        sum += s->k;
+        if (s->mask == NULL) sum += s->k;
+        if (s->mask && (p->b_transposed || p->part_count > 0 || p->beta != 0 || p->dtype != NBL_DTYPE_BF16 ||
+                        p->c_dtype != NBL_DTYPE_BF16 || p->mask_ld % 2 != 0))
+            return "masks are for one bf16 product with weights as [k, n], without beta";
+        if (s->mask == NULL && i > first && p->sources[i - 1].mask) return "masked sources are the last ones";
     }
     if (sum == 0) return "nothing to sum";
     return fits(part->c, ldc, p->gated ? p->dtype : p->c_dtype) ? NULL
@@ -241,6 +256,7 @@ extern "C" nbl_status nbl__gemm_sm90_run(const nbl__call *call, const nbl__gemm_
     const variant *v = choose(p, nbl__call_cuda(call)->multiprocessors);
     job job;
     memset(&job, 0, sizeof job);
+    job.first_masked = NBL_GEMM_SM90_SOURCES;
     if (p->m == 0 || (p->part_count == 0 && p->n == 0)) return NBL_OK;
     bool good = describe_results(encode, &job, p);
     for (int i = 0, next = 0; good && i < part_count(p); i++) {
@@ -260,6 +276,7 @@ extern "C" nbl_status nbl__gemm_sm90_run(const nbl__call *call, const nbl__gemm_
     job.group = 16 / v->cluster;
     job.act = p->act;
     job.m = p->m, job.n = p->n;
+    job.mask_ld = p->mask_ld;
     int64_t units = static_cast<int64_t>(job.units_down) * job.first_right[job.parts],
             at_once = nbl__call_cuda(call)->multiprocessors / v->cluster;
     /* A cluster per unit, up to what the device runs at once; clusters then go on to further

@@ -13,6 +13,8 @@
  *     gated:         c = act(Σ a_i · b_i) · (Σ a_i · b2_i). gate and up get the two sums, if they are not NULL. A
  *                    source that adds to one sum only has b or b2 NULL; it costs as much as with both.
  *     parts:         up to NBL_GEMM_SM90_PARTS results with the same rows, each with its own columns and sources
+ *     masked:        a source with a mask adds factor · mask ∘ (a_i · b_i): the adapters' part of dx with dropout. Such
+ *                    sources follow the others. bf16, b as [k, n], one part, no beta
  *     exponentials:  c = 2^(log2 e · Σ a_i · b_i - power), with a power per row. `spans` gets the sum of c before
  *                    rounding over each NBL_GEMM_SM90_SPAN columns: a softmax that does not read its rows again. A
  *                    span whose sum would reach 2^60 gets its own power, chosen so that its largest element is
@@ -33,6 +35,9 @@ typedef struct nbl__gemm_sm90_source {
     const void *a, *b, *b2; /* b2: of `gated` */
     int64_t k;              /* 0: adds nothing */
     int64_t lda, ldb;       /* elements from row to row as they are stored (ldb: of b2 too); 0: dense */
+    const uint32_t
+        *mask; /* [m, mask_ld]: bit c % 32 of word c / 32 says that column c is kept; NULL: no mask */
+    float mask_factor;
 } nbl__gemm_sm90_source;
 
 /* Arguments of the exponentials variant. */
@@ -57,6 +62,7 @@ typedef struct nbl__gemm_sm90 {
     int count;
     nbl__gemm_sm90_source sources[NBL_GEMM_SM90_SOURCES];
     bool b_transposed;
+    int64_t mask_ld; /* words from row to row of every mask: even */
     void *c;
     int64_t ldc;     /* 0: dense; gate and up are dense */
     float beta;      /* not gated */

@@ -19,6 +19,9 @@
  * At the end of a tile the consumers round their sums into one of BUFFERS boxes of 64 lines of 128 bytes. TMA stores the
  * box while the producer already loads the next tile's first stages and the consumers multiply them.
  *
+ * With masked sources (gemm_sm90_mask.cuh) the last stages of a tile are theirs: the consumers add them to the sums
+ * before rounding.
+ *
  * Sizes that are no multiple of a tile need no special case: TMA reads zeros outside a matrix and writes nothing there.
  * Units go down 2048 rows before they go right: blocks that run at the same time share rows and columns in L2.
  *
@@ -28,6 +31,7 @@
 
 #include "ops/common/dependent_launch.cuh"
 #include "ops/gemm/cuda/gemm_sm90_exp.cuh"
+#include "ops/gemm/cuda/gemm_sm90_mask.cuh"
 #include "ops/gemm/cuda/gemm_sm90_mma.cuh"
 #include "ops/common/kernel.cuh"
 
@@ -43,7 +47,7 @@ constexpr int COUNTERS = 2, THREADS = 128 * (1 + COUNTERS);
 constexpr int NOWHERE = 1 << 30; /* a column that no matrix has */
 
 /* How a tile ends. */
-enum ending { ENDS_PLAIN, ENDS_GATED, ENDS_EXPONENTIAL };
+enum ending { ENDS_PLAIN, ENDS_GATED, ENDS_EXPONENTIAL, ENDS_MASKED };
 
 /* The kernel's argument, passed by value. */
 struct job {
@@ -62,6 +66,10 @@ struct job {
     const void *old;
     int64_t ld_old, m, n;
     exponentials exp;
+    int32_t first_masked; /* sources from here on are masked; all_steps leaves them out */
+    const uint32_t *mask[NBL_GEMM_SM90_SOURCES];
+    float mask_factor[NBL_GEMM_SM90_SOURCES];
+    int64_t mask_ld;
 };
 
 template <int BN, int STAGES, int BUFFERS> struct layout {
@@ -319,11 +327,31 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
         }
         uint32_t old[16];
         row_facts facts;
+        mask_words<END == ENDS_MASKED ? BN : 64> words;
+        int line = counter * 64 + threadIdx.x / 32 % 4 * 16, source_end = p.first_source[slot.part + 1];
+        if constexpr (END == ENDS_MASKED)
+            load_mask<BN>(p.mask[p.first_masked], p.mask_ld, row - counter * 64 + line, column, p.m, p.n, words);
         if constexpr (END == ENDS_EXPONENTIAL) facts = load_facts(p.exp, row, p.m, p.n);
         else if (!GATED && p.beta != 0 && !p.wide) load_old(p, column, row, old);
         wgmma_wait<0>();
         wgmma_settle(sums);
         if (lane < CLUSTER) mbarrier_arrive_cluster(empty + before * 8);
+        if constexpr (END == ENDS_MASKED)
+            for (int s = p.first_masked; s < source_end; s++) {
+                mask_words<BN> next = words;
+                if (s + 1 < source_end)
+                    load_mask<BN>(p.mask[s + 1], p.mask_ld, row - counter * 64 + line, column, p.m, p.n, next);
+                for (int step = 0; step < p.steps[s]; step++) {
+                    uint32_t a = ring + stage * at::STAGE;
+                    mbarrier_wait(barriers + stage * 8, parity);
+                    add_masked<BN>(a, a + at::A, line, step + 1 < p.steps[s] ? BK / 16 : p.tail[s], p.mask_factor[s],
+                                   words, sums);
+                    __syncwarp();
+                    if (lane < CLUSTER) mbarrier_arrive_cluster(empty + stage * 8);
+                    if (++stage == STAGES) stage = 0, parity ^= 1;
+                }
+                words = next;
+            }
         if constexpr (END == ENDS_EXPONENTIAL)
             send_exponentials<T, BN>(p.exp, &p.c[0], out, column, row, p.m, p.n, facts, sums);
         else send_tile<T, BN, GATED>(p, out, slot.part, column, row, old, sums);

@@ -1,11 +1,9 @@
-/* dropout.cu - see dropout_cuda.h. Masks are never stored: every kernel computes the bits it needs.
+/* dropout.cu - see dropout_cuda.h.
  *
- * Philox gives four elements per call in some 60 instructions. That is about as long as reading the
- * elements takes, so kernels that move data hide most of it.
- *
- *     element i is kept if u[i] >= dropout
- *     u[i] = word i % 4 of Philox4x32-10(seed, i / 4), its upper 24 bits as a number in [0, 1) */
+ * `drop` computes a mask where it applies it (ops/common/philox.cuh): some 60 instructions for four
+ * elements, about as long as memory takes to move them. `expand` reads the bits of masks that exist. */
 #include "ops/common/kernel.cuh"
+#include "ops/common/philox.cuh"
 
 extern "C" {
 #include "ops/linear/cuda/dropout_cuda.h"
@@ -18,50 +16,23 @@ namespace
 
 constexpr int THREADS = 256;
 
-/* The seed of a mask. The added part is read from device memory, so replays of a captured graph get
- * new masks. */
-__device__ inline uint64_t value_of(nbl__seed seed)
-{
-    return seed.constant + (seed.added ? *seed.added : 0);
-}
-
-/* Bit i: element 4·quad + i is kept. */
-__device__ inline uint32_t keeps_four(uint64_t seed, float dropout, int64_t quad)
-{
-    uint32_t c[4] = {static_cast<uint32_t>(quad), static_cast<uint32_t>(quad >> 32), 0, 0};
-    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32), kept = 0;
-#pragma unroll
-    for (int round = 0; round < 10; round++) {
-        uint32_t n0 = __umulhi(0xCD9E8D57u, c[2]) ^ c[1] ^ k0, n2 = __umulhi(0xD2511F53u, c[0]) ^ c[3] ^ k1;
-        c[1] = 0xCD9E8D57u * c[2];
-        c[3] = 0xD2511F53u * c[0];
-        c[0] = n0;
-        c[2] = n2;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) kept |= (static_cast<float>(c[i] >> 8) * 0x1p-24f >= dropout ? 1u : 0u) << i;
-    return kept;
-}
-
 /* to (+)= mask∘from / (1 - dropout) for any dtype and alignment, an element per thread and step.
  * `first`: the index of element 0 in the mask. */
-__global__ void drop_any(nbl__seed masked_by, float dropout, int64_t first, int64_t n, const void *from,
+__global__ void drop_any(nbl__seed masked_by, float dropout, uint32_t threshold, int64_t first, int64_t n, const void *from,
                          nbl_dtype from_dtype, void *to, nbl_dtype to_dtype, bool add)
 {
     uint64_t seed = value_of(masked_by);
     float factor = 1 / (1 - dropout);
     int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
-        uint32_t kept = keeps_four(seed, dropout, (first + i) >> 2) >> ((first + i) & 3);
+        uint32_t kept = keeps_four(seed, threshold, (first + i) >> 2) >> ((first + i) & 3);
         float value = kept & 1 ? load_one(from, from_dtype, i) * factor : 0;
         store_one(to, to_dtype, i, add ? load_one(to, to_dtype, i) + value : value);
     }
 }
 
 /* The same for bf16, eight elements (16 bytes) per thread and step, without add. */
-__global__ void drop_eights(nbl__seed masked_by, float dropout, int64_t first, int64_t n, const uint4 *from,
+__global__ void drop_eights(nbl__seed masked_by, float dropout, uint32_t threshold, int64_t first, int64_t n, const uint4 *from,
                             uint4 *to)
 {
     uint64_t seed = value_of(masked_by);
@@ -70,7 +41,7 @@ __global__ void drop_eights(nbl__seed masked_by, float dropout, int64_t first, i
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
         uint4 values = from[i];
         int64_t quad = (first >> 2) + 2 * i;
-        uint32_t kept = keeps_four(seed, dropout, quad) | keeps_four(seed, dropout, quad + 1) << 4;
+        uint32_t kept = keeps_four(seed, threshold, quad) | keeps_four(seed, threshold, quad + 1) << 4;
         uint32_t *words = reinterpret_cast<uint32_t *>(&values);
 #pragma unroll
         for (int w = 0; w < 4; w++) {
@@ -100,26 +71,18 @@ __device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* sum += mask∘product / (1 - dropout) for 16 rows and 16 columns of one part. A lane has rows g and
- * g + 8, columns 2q and 2q + 1 of each 8. Four columns of a row are one call of Philox, and two
- * lanes share them: the even lane computes the bits of row g, the odd lane those of row g + 8, and
- * they exchange them. */
-__device__ inline void add_masked(const nbl__expand &e, const nbl__expand_part &part, uint64_t seed,
-                                  int64_t row, int64_t column, int lane, const float (&product)[2][4],
-                                  float (&sum)[2][4])
+/* sum += factor·mask∘product for 16 rows and 16 columns of one part. A lane has rows g and g + 8,
+ * columns 2q and 2q + 1 of each 8. `words` are the bits of 32 columns in these rows. */
+__device__ inline void add_masked(const nbl__expand_part &part, const uint32_t (&words)[2], int64_t column, int q,
+                                  const float (&product)[2][4], float (&sum)[2][4])
 {
-    int q = lane % 4, odd = q & 1;
-    float factor = 1 / (1 - part.dropout);
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
-        int64_t at = (e.first_row + row + (odd ? 8 : 0)) * e.columns + column + 8 * n + 4 * (q / 2);
-        uint32_t mine = keeps_four(seed, part.dropout, at >> 2), other = __shfl_xor_sync(WARP, mine, 1);
-        uint32_t upper = (odd ? other : mine) >> 2 * odd, lower = (odd ? mine : other) >> 2 * odd;
-        sum[n][0] += upper & 1 ? product[n][0] * factor : 0;
-        sum[n][1] += upper & 2 ? product[n][1] * factor : 0;
-        sum[n][2] += lower & 1 ? product[n][2] * factor : 0;
-        sum[n][3] += lower & 2 ? product[n][3] * factor : 0;
-    }
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t kept = words[i / 2] >> (column % 32 + 8 * n + 2 * q + i % 2) & 1;
+            sum[n][i] += kept ? product[n][i] * part.factor : 0;
+        }
 }
 
 /* to = Σ_i mask_i∘(u_i·a_i) / (1 - dropout_i), bf16: the input's gradient through several adapters.
@@ -134,13 +97,11 @@ __device__ inline void add_masked(const nbl__expand &e, const nbl__expand_part &
 __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__ nbl__expand e)
 {
     __shared__ __align__(16) __nv_bfloat16 tile[NBL_MAX_EXPAND][A_LD];
-    __shared__ uint64_t seeds[NBL_MAX_EXPAND_PARTS];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     int64_t first = static_cast<int64_t>(blockIdx.x) * COLUMNS;
     const __nv_bfloat16 *u = static_cast<const __nv_bfloat16 *>(e.u),
                         *a = static_cast<const __nv_bfloat16 *>(e.a);
     bool aligned = reinterpret_cast<uintptr_t>(e.to) % 4 == 0;
-    if (threadIdx.x < e.part_count) seeds[threadIdx.x] = value_of(e.parts[threadIdx.x].seed);
     for (int i = threadIdx.x; i < e.wide * (COLUMNS / 8); i += THREADS) {
         int r = i / (COLUMNS / 8), c = i % (COLUMNS / 8) * 8;
         *reinterpret_cast<uint4 *>(&tile[r][c]) = first + c < e.columns ? *reinterpret_cast<const uint4 *>(
@@ -179,7 +140,11 @@ __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__
                 multiply(product[0], rows[k], b[0], b[1]);
                 multiply(product[1], rows[k], b[2], b[3]);
                 if (16 * (k + 1) < e.parts[part].first + e.parts[part].wide) continue;
-                add_masked(e, e.parts[part], seeds[part], row, first + c, lane, product, sum);
+                uint32_t words[2] = {~0u, ~0u};
+                const uint32_t *bits = e.parts[part].bits;
+                for (int i = 0; bits && i < 2; i++)
+                    if (row + 8 * i < e.rows) words[i] = bits[(row + 8 * i) * e.bits_ld + (first + c) / 32];
+                add_masked(e.parts[part], words, first + c, q, product, sum);
 #pragma unroll
                 for (int i = 0; i < 8; i++) product[i / 4][i % 4] = 0;
                 part++;
@@ -216,13 +181,14 @@ extern "C" nbl_status nbl__cuda_drop(const nbl__call *call, nbl__seed seed, floa
 {
     int64_t n = rows * columns, first = row * columns;
     if (n == 0) return NBL_OK;
+    uint32_t threshold = dropout_threshold(dropout);
     bool eights = from_dtype == NBL_DTYPE_BF16 && to_dtype == NBL_DTYPE_BF16 && n % 8 == 0 &&
                   first % 4 == 0 && is_aligned(from, 16) && is_aligned(to, 16);
     if (eights)
         drop_eights<<<blocks_for(n / 8), THREADS, 0, stream_of(call)>>>(
-            seed, dropout, first, n / 8, static_cast<const uint4 *>(from), static_cast<uint4 *>(to));
+            seed, dropout, threshold, first, n / 8, static_cast<const uint4 *>(from), static_cast<uint4 *>(to));
     else
-        drop_any<<<blocks_for(n), THREADS, 0, stream_of(call)>>>(seed, dropout, first, n, from, from_dtype,
+        drop_any<<<blocks_for(n), THREADS, 0, stream_of(call)>>>(seed, dropout, threshold, first, n, from, from_dtype,
                                                                  to, to_dtype, false);
     return launched(call);
 }
@@ -233,7 +199,7 @@ extern "C" nbl_status nbl__cuda_drop_add(const nbl__call *call, nbl__seed seed, 
 {
     int64_t n = rows * columns;
     if (n == 0) return NBL_OK;
-    drop_any<<<blocks_for(n), THREADS, 0, stream_of(call)>>>(seed, dropout, row * columns, n, from,
+    drop_any<<<blocks_for(n), THREADS, 0, stream_of(call)>>>(seed, dropout, dropout_threshold(dropout), row * columns, n, from,
                                                              NBL_DTYPE_F32, to, NBL_DTYPE_F32, add);
     return launched(call);
 }

@@ -15,17 +15,18 @@ nbl_status nbl__cuda_drop(const nbl__call *call, nbl__seed seed, float dropout, 
 nbl_status nbl__cuda_drop_add(const nbl__call *call, nbl__seed seed, float dropout, int64_t row, int64_t rows,
                               int64_t columns, const float *from, float *to, bool add);
 
-/* to = Σ mask_i∘(u_i·a_i) / (1 - dropout_i), in bf16. u is [rows, u_ld], a [., columns]. Part i has
- * columns first … first + wide - 1 of u and these rows of a. Widths are multiples of 16, at most 64
- * in all. columns is a multiple of 8; u and a are aligned to 16 bytes. */
+/* to = Σ factor_i·mask_i∘(u_i·a_i), in bf16. u is [rows, u_ld], a [., columns]. Part i has columns
+ * first … first + wide - 1 of u and these rows of a. Widths are multiples of 16, at most 64 in all.
+ * The masks are bits (ops/gemm/cuda/gemm_tall_skinny.h). columns is a multiple of 8; u and a are
+ * aligned to 16 bytes. */
 enum { NBL_MAX_EXPAND = 64, NBL_MAX_EXPAND_PARTS = 4 };
 typedef struct nbl__expand_part {
-    nbl__seed seed;
-    float dropout;
+    const uint32_t *bits; /* NULL: everything is kept */
+    float factor;
     int first, wide;
 } nbl__expand_part;
 typedef struct nbl__expand {
-    int64_t rows, columns, u_ld, first_row; /* first_row: of the masks */
+    int64_t rows, columns, u_ld, bits_ld;
     const void *u, *a;
     void *to;
     int part_count, wide; /* wide: of all parts */

@@ -92,11 +92,13 @@ nbl_status nbl__cuda_mlp_run(const nbl__call *call, nbl__cuda_way way, const str
 
 /* ---- the ways of training: linear_cuda_train.c ---- */
 
+/* NULL if both ways take the layers' dtypes and sizes, else the reason. */
 const char *nbl__cuda_train_can(const nbl__linear *members, int count, bool backward);
+const char *nbl__cuda_cublaslt_can(const nbl__linear *members, int count, bool backward);
 /* linear_cuda_folded.c: all terms of a result in one K loop. */
 const char *nbl__cuda_folded_can(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward);
 size_t nbl__cuda_fast_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward);
-/* Bytes of t, which forward keeps for backward (nbl__cuda_kept). */
+/* Bytes of t and masks, which forward keeps for backward (nbl__cuda_kept). */
 size_t nbl__cuda_fast_kept(const nbl__linear *members, int count);
 nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members, int count, bool folded);
 nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear *members, int count,

@@ -57,10 +57,23 @@ static nbl__gemm_sm90 dx_product(const nbl__fast *j)
         const nbl__linear_train *l = &j->layers[i];
         dx.sources[dx.count++] = (nbl__gemm_sm90_source){.a = l->a->dy.data, .b = l->w, .k = l->out};
     }
-    if (j->drops) dx.beta = 1;
-    else if (j->wide > 0)
+    dx.mask_ld = j->mask_ld;
+    if (j->wide > 0 && !j->drops)
         dx.sources[dx.count++] = (nbl__gemm_sm90_source){
             .a = j->u, .lda = j->wide, .b = j->lora_a, .k = j->wide};
+    /* Masked sources are the last ones. */
+    for (int masked = 0; j->drops && masked < 2; masked++)
+        for (int i = 0; i < j->count; i++) {
+            const nbl__linear_train *l = &j->layers[i];
+            if (l->wide > 0 && (l->mask != NULL) == masked)
+                dx.sources[dx.count++] = (nbl__gemm_sm90_source){
+                    .a = nbl__fast_at(j->u, l->first),
+                    .lda = j->wide,
+                    .b = nbl__fast_at(j->lora_a, l->first * j->in),
+                    .k = l->wide,
+                    .mask = l->mask,
+                    .mask_factor = nbl__dropout_factor(l->a)};
+        }
     return dx;
 }
 

@@ -471,7 +471,7 @@ const char *nbl__cuda_linear_can(const nbl__cuda *cuda, nbl__cuda_way way, const
         return gemv_can(way, members, count);
     case NBL_CUDA_GEMV: return gemv_can(way, members, count);
     case NBL_CUDA_FOLDED_SM90: return nbl__cuda_folded_can(cuda, members, count, false);
-    case NBL_CUDA_CUBLASLT: return nbl__cuda_train_can(members, count, false);
+    case NBL_CUDA_CUBLASLT: return nbl__cuda_cublaslt_can(members, count, false);
     default: return NULL;
     }
 }

@@ -197,7 +197,7 @@ const char *nbl__cuda_linear_backward_can(const nbl__cuda *cuda, nbl__cuda_way w
 {
     switch (way) {
     case NBL_CUDA_FOLDED_SM90: return nbl__cuda_folded_can(cuda, members, count, true);
-    case NBL_CUDA_CUBLASLT: return nbl__cuda_train_can(members, count, true);
+    case NBL_CUDA_CUBLASLT: return nbl__cuda_cublaslt_can(members, count, true);
     case NBL_CUDA_GENERAL: return NULL;
     default: return "forward only";
     }

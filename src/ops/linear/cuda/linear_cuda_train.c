@@ -5,8 +5,8 @@
  *
  *     folded    NBL_CUDA_FOLDED_SM90, if memory is aligned to 16 bytes: y = x·Wᵀ + t·Bᵀ and
  *               dx = Σ dy_i·W_i + u·A, each in one K loop of gemm_sm90 (linear_cuda_folded.c).
- *               Results are written and rounded once. With dropout dx starts with the masked u·A,
- *               and the loop adds to it.
+ *               Results are written and rounded once. With dropout the loop of dx ends with the
+ *               masked u_i·A_i.
  *     before    NBL_CUDA_CUBLASLT: y = t·Bᵀ, then y += x·Wᵀ; dx = u·A, then dx += dy_i·W_i. A
  *               result is written more than once and rounded each time. A rounding is 1.1e-3 of
  *               the norm, so the error is 1.6e-3 for y and up to 2.5e-3 for the dx of four layers.
@@ -15,8 +15,11 @@
  * lost. t has ones there. A dense weight in bf16 is used directly. Packed weights are dequantized
  * one after another into the same piece of scratch; for folded products side by side.
  *
- * Scratch: B of each layer | A of all | weights | t (forward) or u | x after dropout | backward: t,
- * shares, dA, sums */
+ * Dropout: the kernel that computes t computes the masks, and writes them as bits. Forward keeps t and
+ * the bits for backward, which computes no mask. No product reads a masked copy of x.
+ *
+ * Scratch: B of each layer | A of all | weights | t (forward) or u | masks | backward: t, shares, dA,
+ * sums */
 #include "ops/linear/cuda/linear_cuda_train.h"
 
 #include <cuda_runtime_api.h>
@@ -24,8 +27,9 @@
 #include "ops/dequantize/dequantize_cuda.h"
 #include "ops/linear/cuda/dropout_cuda.h"
 #include "ops/linear/cuda/linear_helpers.h"
-#include "ops/gemm/cuda/gemm_tall_skinny.h"
 #include "ops/gemm/cuda/gemm_lowrank_sm90.h"
+#include "ops/gemm/cuda/gemm_masked.h"
+#include "ops/gemm/cuda/gemm_tall_skinny.h"
 
 /* Columns of t (forward) or u (backward) that a layer needs: a multiple of 16. Forward adds two for
  * a bias. */
@@ -35,13 +39,10 @@ static int64_t columns_of(const nbl__linear *a, bool backward)
     return (columns + 15) / 16 * 16;
 }
 
-/* NULL if both ways of training take the layers, else the reason. The folded way has more
- * conditions. */
 const char *nbl__cuda_train_can(const nbl__linear *members, int count, bool backward)
 {
     int64_t in = members->w.shape[1], wide = 0;
-    /* A bias or a mask: their kernels take at most NBL_TALL_SKINNY_MAX columns. */
-    bool small = false;
+    bool small = false; /* a bias: its kernel takes at most NBL_TALL_SKINNY_MAX columns */
     static const char bf16[] = "needs bf16", eights[] = "needs rows and columns by the eight";
     if (members->dtype != NBL_DTYPE_BF16 || members->x.dtype != NBL_DTYPE_BF16) return bf16;
     if (nbl__tensor_rows(&members->x) <= NBL_CUDA_SMALL_BATCH) return "16 tokens or fewer";
@@ -53,21 +54,48 @@ const char *nbl__cuda_train_can(const nbl__linear *members, int count, bool back
         if (!backward && nbl__linear_by_codes(a)) return "int8 codes multiply as integers";
         if (!nbl__fast_packed(&a->w) && a->w.dtype != NBL_DTYPE_BF16) return bf16;
         if ((backward ? a->dy.dtype : a->y.dtype) != NBL_DTYPE_BF16) return bf16;
-        small |= (!backward && nbl__given(&a->bias)) || (backward && a->dropout > 0);
+        small |= !backward && nbl__given(&a->bias);
         wide += columns_of(a, backward);
     }
     if (backward && members->dx.dtype != NBL_DTYPE_BF16) return bf16;
-    return !small || wide <= NBL_TALL_SKINNY_MAX ? NULL
-                                                 : "adapters of too large a rank beside a bias or a mask";
+    return !small || wide <= NBL_TALL_SKINNY_MAX ? NULL : "adapters of too large a rank beside a bias";
 }
 
-/* t of all layers, [tokens, wide] in bf16; 0 if another way runs. */
-size_t nbl__cuda_fast_kept(const nbl__linear *members, int count)
+const char *nbl__cuda_cublaslt_can(const nbl__linear *members, int count, bool backward)
 {
     int64_t wide = 0;
+    bool drops = false;
+    const char *why = nbl__cuda_train_can(members, count, backward);
+    if (why || !backward) return why;
+    for (int i = 0; i < count; i++) {
+        wide += columns_of(&members[i], true);
+        drops |= members[i].dropout > 0;
+    }
+    return !drops || wide <= NBL_MAX_EXPAND ? NULL : "adapters of too large a rank beside a mask";
+}
+
+/* Does the layer's adapter see a masked x? */
+static bool is_masked(const nbl__linear *a)
+{
+    return nbl__linear_rank(a) > 0 && a->dropout > 0;
+}
+
+/* Words of a mask. */
+static int64_t mask_words(const nbl__linear *a, int64_t tokens)
+{
+    return is_masked(a) ? tokens * nbl__mask_words(a->w.shape[1]) : 0;
+}
+
+/* t of all layers, [tokens, wide] in bf16, then their masks; 0 if another way runs. */
+size_t nbl__cuda_fast_kept(const nbl__linear *members, int count)
+{
+    int64_t wide = 0, words = 0, tokens = nbl__tensor_rows(&members->x);
     if (nbl__cuda_train_can(members, count, false)) return 0;
-    for (int i = 0; i < count; i++) wide += columns_of(&members[i], false);
-    return (size_t)(nbl__tensor_rows(&members->x) * wide) * 2;
+    for (int i = 0; i < count; i++) {
+        wide += columns_of(&members[i], false);
+        words += mask_words(&members[i], tokens);
+    }
+    return (size_t)(tokens * wide) * 2 + (size_t)words * 4;
 }
 
 /* A piece of bf16 elements; NULL if it is not needed. */
@@ -99,7 +127,7 @@ static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64
     int64_t outs[NBL_CUDA_LINEAR_MAX], wide = 0;
     size_t shares = for_lowrank(cuda, j->tokens, j->wide, &j->in, 1);
     j->t = cut(c, j->wide > 0, j->tokens * j->wide);
-    j->over_x = j->count == 1 && j->in > j->outs;
+    j->over_x = j->count == 1 && j->in > j->outs && !j->drops;
     for (int i = 0; i < j->count; i++) {
         nbl__linear_train *l = &j->layers[i];
         shares = larger(shares, for_lowrank(cuda, j->tokens, l->wide, &l->out, 1));
@@ -108,6 +136,7 @@ static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64
         l->sums = nbl__given(&l->a->bias) ? nbl__cut_bytes(c, (size_t)l->out * sizeof *l->sums) : NULL;
         bias |= l->sums != NULL;
     }
+    if (j->drops) shares = larger(shares, nbl__gemm_masked_scratch(cuda, j->in));
     /* If all have the same width. */
     shares = larger(shares, for_lowrank(cuda, j->tokens, wide, outs, adapted));
     j->shares = nbl__cut_bytes(c, shares);
@@ -115,9 +144,9 @@ static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64
     if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, max));
 }
 
-/* t is in the memory that forward keeps for backward, if the call has it; else in scratch. In
- * backward its columns are those that forward had, with the bias. */
-static void assign_t(nbl__fast *j, bool backward)
+/* t and the masks are in the memory that forward keeps for backward, if the call has it; else in
+ * scratch. In backward the columns of t are those that forward had, with the bias. */
+static void assign_t(nbl__fast *j, uint32_t *masks, bool backward)
 {
     void *kept = j->call ? j->call->kept : NULL;
     j->t_ld = 0;
@@ -127,6 +156,12 @@ static void assign_t(nbl__fast *j, bool backward)
         j->t_ld += kept ? columns_of(l->a, false) : l->wide;
     }
     if (kept && j->wide > 0) j->t = kept;
+    if (kept) masks = (uint32_t *)((uint8_t *)kept + (size_t)(j->tokens * j->t_ld) * 2);
+    for (int i = 0; i < j->count; i++) {
+        nbl__linear_train *l = &j->layers[i];
+        l->mask = is_masked(l->a) ? masks : NULL;
+        masks += mask_words(l->a, j->tokens);
+    }
     j->has_t = backward && kept && j->wide > 0;
     if (j->has_t) j->over_x = false;
 }
@@ -141,7 +176,8 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
     j->tokens = nbl__tensor_rows(&j->x);
     j->in = members->w.shape[1];
     bool any_packed = false;
-    int64_t max = 0, dequantized = 0, dequantized_all = 0;
+    int64_t max = 0, dequantized = 0, dequantized_all = 0, words = 0;
+    j->mask_ld = nbl__mask_words(j->in);
     for (int i = 0; i < count; i++) {
         nbl__linear_train *l = &j->layers[i];
         *l = (nbl__linear_train){
@@ -150,7 +186,8 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
         l->first = j->wide;
         j->wide += l->wide;
         j->outs += l->out;
-        j->drops |= l->rank > 0 && l->a->dropout > 0;
+        j->drops |= is_masked(l->a);
+        words += mask_words(&members[i], j->tokens);
         max = nbl__max_i64(max, l->out);
         if (nbl__fast_packed(&l->a->w))
             dequantized = nbl__max_i64(dequantized, l->out), dequantized_all += l->out, any_packed = true;
@@ -172,9 +209,10 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
     }
     void **joined = backward ? &j->u : &j->t;
     *joined = cut(&c, j->wide > 0, j->tokens * j->wide);
-    j->dropped = cut(&c, j->drops, j->tokens * j->in);
+    uint32_t *masks;
+    NBL_CUT(&c, masks, words);
     if (backward) cut_backward(j, cuda, &c, max);
-    assign_t(j, backward);
+    assign_t(j, masks, backward);
     j->used = c.used;
 }
 
@@ -263,58 +301,55 @@ nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g)
     return nbl__cuda_gemm(j->call, &g);
 }
 
-nbl_status nbl__fast_see(const nbl__fast *j, const nbl__linear_train *l, const void **x)
+/* t of columns first … first + wide - 1 of u's layout, in one pass over x: 64 columns at most. Columns
+ * of a bias become ones. A mask is written with its layer's first column. */
+static nbl_status project(const nbl__fast *j, int64_t first, int64_t wide, bool with_bias)
 {
-    *x = j->x.data;
-    if (l->rank == 0 || l->a->dropout == 0) return NBL_OK;
-    *x = j->dropped;
-    return nbl__cuda_drop(j->call, nbl__linear_seed(l->a), l->a->dropout, l->a->first_row, j->tokens, j->in,
-                          j->x.data, NBL_DTYPE_BF16, j->dropped, NBL_DTYPE_BF16);
-}
-
-/* t of layers [first, end), whose columns of t follow each other, in one pass over x. Columns of a
- * bias become ones. */
-static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias, const void *x)
-{
-    int64_t column = j->layers[first].first;
     nbl__project p = {.rows = j->tokens,
                       .columns = j->in,
-                      .x = x,
-                      .a = nbl__fast_at(j->lora_a, column * j->in),
-                      .to = nbl__fast_at(j->t, j->layers[first].t_first),
-                      .to_ld = j->t_ld};
-    for (int i = first; i < end; i++) {
+                      .x = j->x.data,
+                      .a = nbl__fast_at(j->lora_a, first * j->in),
+                      .wide = (int)wide,
+                      .to = nbl__fast_at(j->t, first),
+                      .to_ld = j->t_ld,
+                      .bits_ld = j->mask_ld,
+                      .first_row = j->layers[0].a->first_row};
+    for (int i = 0; i < j->count; i++) {
         const nbl__linear_train *l = &j->layers[i];
-        int64_t at = l->first - column;
-        for (int64_t r = at / 8; r < (at + l->wide) / 8; r++) p.scales[r] = l->a->scale;
-        if (with_bias && nbl__given(&l->a->bias)) p.ones |= (uint64_t)3 << (at + l->rank);
-        p.wide += (int)l->wide;
+        const nbl__linear *a = l->a;
+        int64_t begin = nbl__max_i64(l->first, first), end = nbl__min_i64(l->first + l->wide, first + wide);
+        if (begin >= end) continue;
+        float scale = a->scale * (l->mask ? nbl__dropout_factor(a) : 1);
+        for (int64_t c = begin; c < end; c += 8) p.scales[(c - first) / 8] = scale;
+        if (j->drops)
+            p.masks[p.mask_count++] = (nbl__project_mask){.seed = nbl__linear_seed(a),
+                                                          .dropout = l->mask ? a->dropout : 0,
+                                                          .wide = (int)(end - begin),
+                                                          .bits = begin == l->first ? l->mask : NULL};
+        for (int64_t c = l->first + l->rank; with_bias && nbl__given(&a->bias) && c < l->first + l->rank + 2;
+             c++)
+            if (c >= begin && c < end) p.ones |= (uint64_t)1 << (c - first);
     }
     return nbl__cuda_project(j->call, &p);
 }
 
-/* With a bias by the tall-skinny GEMM, which writes the ones; else by cuBLASLt. */
-nbl_status nbl__linear_train_t(const nbl__fast *j, const nbl__linear_train *l, bool with_bias, const void *x)
+nbl_status nbl__linear_train_t(const nbl__fast *j, const nbl__linear_train *l)
 {
     if (l->wide == 0) return NBL_OK;
-    if (with_bias && nbl__given(&l->a->bias)) {
-        int index = (int)(l - j->layers);
-        return project(j, index, index + 1, true, x);
-    }
     return nbl__fast_multiply(j, l->a->scale,
                               (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
                                           .m = j->tokens,
                                           .n = l->wide,
                                           .k = j->in,
-                                          .a = x,
+                                          .a = j->x.data,
                                           .b = nbl__fast_at(j->lora_a, l->first * j->in),
                                           .b_transposed = true,
                                           .c = nbl__fast_at(j->t, l->t_first),
                                           .ldc = j->t_ld});
 }
 
-/* One pass over x for all layers, unless they have dropout (each has its own x) or, for cuBLASLt,
- * different scales. */
+/* With a bias or dropout by the tall-skinny GEMM, which writes the ones and the masks; else by cuBLASLt, in
+ * one pass over x if all layers have the same scale. */
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
 {
     bool bias = false, same = true;
@@ -322,17 +357,17 @@ nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
         bias |= with_bias && nbl__given(&j->layers[i].a->bias);
         same &= j->layers[i].a->scale == j->layers[0].a->scale;
     }
-    if (!j->drops && bias) return project(j, 0, j->count, with_bias, j->x.data);
-    if (!j->drops && same) {
+    if (j->drops || bias) {
+        for (int64_t first = 0; first < j->wide; first += NBL_TALL_SKINNY_MAX)
+            NBL_TRY(project(j, first, nbl__min_i64(j->wide - first, NBL_TALL_SKINNY_MAX), with_bias));
+        return NBL_OK;
+    }
+    if (same) {
         nbl__linear_train all = j->layers[0];
         all.wide = j->wide;
-        return nbl__linear_train_t(j, &all, false, j->x.data);
+        return nbl__linear_train_t(j, &all);
     }
-    for (int i = 0; i < j->count; i++) {
-        const void *x;
-        NBL_TRY(nbl__fast_see(j, &j->layers[i], &x));
-        NBL_TRY(nbl__linear_train_t(j, &j->layers[i], with_bias, x));
-    }
+    for (int i = 0; i < j->count; i++) NBL_TRY(nbl__linear_train_t(j, &j->layers[i]));
     return NBL_OK;
 }
 

@@ -15,6 +15,7 @@ typedef struct nbl__linear_train {
     void *lora_b;    /* forward: [out, wide]; backward: [wide, out] */
     void *w;         /* dequantized, or the stored dense weight */
     double *sums;    /* [out]; backward with a bias */
+    uint32_t *mask;  /* dropout: bits of [tokens, in], rows mask_ld words apart; NULL: no dropout */
 } nbl__linear_train;
 
 typedef struct nbl__fast {
@@ -29,8 +30,8 @@ typedef struct nbl__fast {
     void *w;      /* dequantized: one weight, or, side by side, all of them */
     void *t, *u;  /* [tokens, t_ld] and [tokens, wide] */
     int64_t t_ld;
-    bool has_t;    /* backward: forward kept t */
-    void *dropped; /* [tokens, in]: x after one layer's dropout */
+    bool has_t; /* backward: forward kept t and the masks */
+    int64_t mask_ld;
     void *shares;  /* scratch of low-rank GEMMs */
     float *da;     /* [wide, in]: dA of several layers, before it is scattered */
     double *parts; /* of sums over tokens */
@@ -46,12 +47,15 @@ nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear
                           bool backward);
 /* Converts the adapters to bf16, with ranks filled up with zeros. */
 nbl_status nbl__fast_pack(const nbl__fast *j, bool backward);
-/* t of all layers. */
+/* t of all layers, and with dropout their masks. */
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias);
-/* t of one layer from `x`, which is x after its dropout. */
-nbl_status nbl__linear_train_t(const nbl__fast *j, const nbl__linear_train *l, bool with_bias, const void *x);
-/* x after a layer's dropout: x itself, or masked in j->dropped. */
-nbl_status nbl__fast_see(const nbl__fast *j, const nbl__linear_train *l, const void **x);
+/* t of one layer without dropout. */
+nbl_status nbl__linear_train_t(const nbl__fast *j, const nbl__linear_train *l);
+/* What a mask leaves is multiplied by this: 1 / (1 - dropout). */
+static inline float nbl__dropout_factor(const nbl__linear *a)
+{
+    return 1 / (1 - a->dropout);
+}
 /* Dequantizes the weight to bf16, [out, in]. */
 nbl_status nbl__fast_dequantize(const nbl__fast *j, const nbl__linear_train *l, void *to);
 /* c = alpha·a·b + beta·c of bf16. */
@@ -59,7 +63,6 @@ nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g);
 
 /* linear_cuda_folded.c, where nbl__cuda_folded_can says so. */
 nbl_status nbl__fold_forward(const nbl__fast *j);
-/* With dropout dx holds the masked terms of the adapters, and the product adds to them. */
 nbl_status nbl__fold_dx(const nbl__fast *j);
 
 static inline bool nbl__fast_packed(const nbl_weight *w)

@@ -11,8 +11,9 @@
 
 #include "ops/linear/cuda/dropout_cuda.h"
 #include "ops/linear/cuda/linear_helpers.h"
-#include "ops/gemm/cuda/gemm_tall_skinny.h"
 #include "ops/gemm/cuda/gemm_lowrank_sm90.h"
+#include "ops/gemm/cuda/gemm_masked.h"
+#include "ops/gemm/cuda/gemm_tall_skinny.h"
 
 /* True if the gradient has memory. */
 static bool wanted(const nbl_tensor *gradient)
@@ -68,14 +69,13 @@ static nbl_status make_db(const nbl__fast *j, const nbl__linear_train *l)
                        a->dlora_b.data, a->accumulate);
 }
 
-/* u and dB of layers [first, end) in one pass over each dy; t must have been computed. *done is
- * false if the layers do not have one width, a gradient is not wanted, or the kernel does not take
- * them. */
-static nbl_status lowrank_dy(const nbl__fast *j, int first, int end, const wishes *want, bool *done)
+/* u and dB of all layers in one pass over each dy; t must have been computed. *done is false
+ * if the layers do not have one width, a gradient is not wanted, or the kernel does not take them. */
+static nbl_status lowrank_dy(const nbl__fast *j, const wishes *want, bool *done)
 {
     nbl__gemm_lowrank s = {.rows = j->tokens, .to = j->u, .to_ld = j->wide, .v = j->t, .v_ld = j->t_ld};
     *done = false;
-    for (int i = first; i < end; i++) {
+    for (int i = 0; i < j->count; i++) {
         const nbl__linear_train *l = &j->layers[i];
         const nbl__linear *a = l->a;
         if (l->wide == 0) continue;
@@ -95,12 +95,12 @@ static nbl_status lowrank_dy(const nbl__fast *j, int first, int end, const wishe
     return *done ? nbl__gemm_lowrank_run(j->call, &s, j->shares) : NBL_OK;
 }
 
-/* u and dB of layers [first, end): the low-rank GEMM, or two products per layer. */
-static nbl_status over_dy(const nbl__fast *j, int first, int end, const wishes *want)
+/* u and dB of all layers: the low-rank GEMM, or two products per layer. */
+static nbl_status over_dy(const nbl__fast *j, const wishes *want)
 {
     bool done;
-    NBL_TRY(lowrank_dy(j, first, end, want, &done));
-    for (int i = first; i < end && !done; i++) {
+    NBL_TRY(lowrank_dy(j, want, &done));
+    for (int i = 0; i < j->count && !done; i++) {
         const nbl__linear_train *l = &j->layers[i];
         if (want->dx || wanted(&l->a->dlora_a)) NBL_TRY(make_u(j, l));
         if (l->wide > 0 && wanted(&l->a->dlora_b)) NBL_TRY(make_db(j, l));
@@ -109,35 +109,29 @@ static nbl_status over_dy(const nbl__fast *j, int first, int end, const wishes *
 }
 
 /* dA of one layer, by cuBLASLt; u must have been computed. */
-static nbl_status make_da(const nbl__fast *j, const nbl__linear_train *l, const void *x)
+static nbl_status make_da(const nbl__fast *j, const nbl__linear_train *l)
 {
     const nbl__linear *a = l->a;
-    return over_tokens(j, nbl__fast_at(j->u, l->first), l->rank, j->wide, x, j->in, j->in, a->dlora_a.data,
-                       a->accumulate);
+    return over_tokens(j, nbl__fast_at(j->u, l->first), l->rank, j->wide, j->x.data, j->in, j->in,
+                       a->dlora_a.data, a->accumulate);
 }
 
-/* dA of layers [first, end) in one pass over `x`, which is x after their dropout. `with_t`: also t,
- * for one layer. u must have been computed. */
-static nbl_status lowrank_x(const nbl__fast *j, int first, int end, const void *x, bool with_t, bool *done)
+/* dA of all layers in one pass over x, and, with_t, t of a single layer. u must have been computed. */
+static nbl_status lowrank_x(const nbl__fast *j, bool with_t, bool *done)
 {
-    const nbl__linear_train *f = &j->layers[first];
-    nbl__gemm_lowrank s = {.rows = j->tokens,
-                           .count = 1,
-                           .parts = {{.z = x,
-                                      .columns = j->in,
-                                      .a = nbl__fast_at(j->lora_a, f->first * j->in),
-                                      .scale = f->a->scale,
-                                      .first = f->first,
-                                      .v_first = f->first}},
-                           .to = with_t ? j->t : NULL,
-                           .to_ld = j->t_ld,
-                           .v = j->u,
-                           .v_ld = j->wide};
-    for (int i = first; i < end; i++) {
+    nbl__gemm_lowrank s = {
+        .rows = j->tokens,
+        .count = 1,
+        .parts = {{.z = j->x.data, .columns = j->in, .a = j->lora_a, .scale = j->layers[0].a->scale}},
+        .to = with_t ? j->t : NULL,
+        .to_ld = j->t_ld,
+        .v = j->u,
+        .v_ld = j->wide};
+    for (int i = 0; i < j->count; i++) {
         const nbl__linear_train *l = &j->layers[i];
         s.wide += l->wide;
         if (l->wide > 0 && wanted(&l->a->dlora_a))
-            s.gradients[s.gradient_count++] = (nbl__gemm_lowrank_gradient){.first = l->first - f->first,
+            s.gradients[s.gradient_count++] = (nbl__gemm_lowrank_gradient){.first = l->first,
                                                                            .rank = l->rank,
                                                                            .to = l->a->dlora_a.data,
                                                                            .transposed = true,
@@ -148,28 +142,28 @@ static nbl_status lowrank_x(const nbl__fast *j, int first, int end, const void *
 }
 
 /* t, dA and dB of a single layer; u must have been computed. */
-static nbl_status over_x(const nbl__fast *j, const wishes *want, const void *x)
+static nbl_status over_x(const nbl__fast *j, const wishes *want)
 {
     const nbl__linear_train *l = &j->layers[0];
     bool done = false;
     if (l->wide == 0) return NBL_OK;
-    if (want->a) NBL_TRY(lowrank_x(j, 0, 1, x, want->b, &done));
-    if (want->a && !done) NBL_TRY(make_da(j, l, x));
+    if (want->a) NBL_TRY(lowrank_x(j, want->b, &done));
+    if (want->a && !done) NBL_TRY(make_da(j, l));
     if (!want->b) return NBL_OK;
-    if (!done) NBL_TRY(nbl__linear_train_t(j, l, false, x));
+    if (!done) NBL_TRY(nbl__linear_train_t(j, l));
     return make_db(j, l);
 }
 
-/* dA of all layers from x: the low-rank GEMM, or one product for all, whose rows are then copied to
- * each dA. */
+/* dA of all layers from x, without dropout: the low-rank GEMM, or one product for all, whose rows are
+ * then copied to each dA. */
 static nbl_status gradients_of_a(const nbl__fast *j)
 {
     nbl__scatter_part parts[NBL_CUDA_LINEAR_MAX];
     int count = 0;
     bool done;
-    NBL_TRY(lowrank_x(j, 0, j->count, j->x.data, false, &done));
+    NBL_TRY(lowrank_x(j, false, &done));
     if (done) return NBL_OK;
-    if (j->count == 1) return make_da(j, &j->layers[0], j->x.data);
+    if (j->count == 1) return make_da(j, &j->layers[0]);
     for (int i = 0; i < j->count; i++) {
         const nbl__linear_train *l = &j->layers[i];
         if (l->wide == 0 || !wanted(&l->a->dlora_a)) continue;
@@ -179,39 +173,38 @@ static nbl_status gradients_of_a(const nbl__fast *j)
     return nbl__cuda_scatter(j->call, j->da, j->in, parts, count);
 }
 
-/* With dropout every layer has its own masked x. It is computed once per layer, for both t and
- * dA. */
-static nbl_status gradients_of_dropped(const nbl__fast *j, const wishes *want)
+/* dA of all layers from x and their masks. */
+static nbl_status masked_gradients_of_a(const nbl__fast *j)
 {
+    nbl__gemm_masked g = {.rows = j->tokens,
+                          .columns = j->in,
+                          .u_ld = j->wide,
+                          .bits_ld = j->mask_ld,
+                          .x = j->x.data,
+                          .u = j->u};
     for (int i = 0; i < j->count; i++) {
         const nbl__linear_train *l = &j->layers[i];
-        const nbl__linear *a = l->a;
-        const void *x;
-        NBL_TRY(nbl__fast_see(j, l, &x));
-        if (j->over_x) {
-            if (want->dx || want->a) NBL_TRY(make_u(j, l));
-            return over_x(j, want, x);
-        }
-        if (wanted(&a->dlora_b) && !j->has_t) NBL_TRY(nbl__linear_train_t(j, l, false, x));
-        NBL_TRY(over_dy(j, i, i + 1, want));
-        if (l->rank == 0 || !wanted(&a->dlora_a)) continue;
-        bool done;
-        NBL_TRY(lowrank_x(j, i, i + 1, x, false, &done));
-        if (!done) NBL_TRY(make_da(j, l, x));
+        if (l->wide == 0 || !wanted(&l->a->dlora_a)) continue;
+        g.parts[g.count++] = (nbl__gemm_masked_part){.bits = l->mask,
+                                                     .factor = l->mask ? nbl__dropout_factor(l->a) : 1,
+                                                     .first = l->first,
+                                                     .rank = l->rank,
+                                                     .to = l->a->dlora_a.data,
+                                                     .accumulate = l->a->accumulate};
     }
-    return NBL_OK;
+    return nbl__gemm_masked_run(j->call, &g, j->shares);
 }
 
-/* u, dB and dA of all layers, in the order that reads the least. */
+/* u, dB and dA of all layers, in the order that reads the least. Masks come with t. */
 static nbl_status adapter_gradients(const nbl__fast *j, const wishes *want)
 {
     if (j->wide > 0) NBL_TRY(nbl__fast_pack(j, true));
-    if (j->drops) return gradients_of_dropped(j, want);
-    if (want->b && !j->over_x && !j->has_t) NBL_TRY(nbl__fast_make_t(j, false));
-    if (!j->over_x) NBL_TRY(over_dy(j, 0, j->count, want));
+    if ((want->b || j->drops) && !j->over_x && !j->has_t) NBL_TRY(nbl__fast_make_t(j, false));
+    if (!j->over_x) NBL_TRY(over_dy(j, want));
     else if (want->dx || want->a) NBL_TRY(make_u(j, &j->layers[0]));
-    if (j->over_x) return over_x(j, want, j->x.data);
-    return want->a ? gradients_of_a(j) : NBL_OK;
+    if (j->over_x) return over_x(j, want);
+    if (!want->a) return NBL_OK;
+    return j->drops ? masked_gradients_of_a(j) : gradients_of_a(j);
 }
 
 /* dx = Σ drop_i(u_i·A_i), rounded once. */
@@ -224,12 +217,12 @@ static nbl_status dx_dropped(const nbl__fast *j)
                      .a = j->lora_a,
                      .to = j->dx.data,
                      .wide = (int)j->wide,
-                     .first_row = j->layers[0].a->first_row};
+                     .bits_ld = j->mask_ld};
     for (int i = 0; i < j->count; i++) {
         const nbl__linear_train *l = &j->layers[i];
         if (l->wide > 0)
-            e.parts[e.part_count++] = (nbl__expand_part){nbl__linear_seed(l->a), l->a->dropout, (int)l->first,
-                                                         (int)l->wide};
+            e.parts[e.part_count++] = (nbl__expand_part){l->mask, l->mask ? nbl__dropout_factor(l->a) : 1,
+                                                         (int)l->first, (int)l->wide};
     }
     return nbl__cuda_expand(j->call, &e);
 }
@@ -238,8 +231,8 @@ static nbl_status dx_dropped(const nbl__fast *j)
 static nbl_status make_dx(const nbl__fast *j, bool folded)
 {
     nbl__gemm g = {.c_dtype = NBL_DTYPE_BF16, .m = j->tokens, .n = j->in, .c = j->dx.data};
-    if (j->drops) NBL_TRY(dx_dropped(j));
     if (folded) return nbl__fold_dx(j);
+    if (j->drops) NBL_TRY(dx_dropped(j));
     if (j->wide > 0 && !j->drops) {
         g.k = j->wide, g.a = j->u, g.lda = j->wide, g.b = j->lora_a;
         NBL_TRY(nbl__fast_multiply(j, 1, g));
