@@ -40,7 +40,6 @@ struct masked_job {
     float *sums; /* [shares, 16 · groups, columns] */
     int64_t rows, columns, u_ld, bits_ld, share; /* bits_ld: in bytes; share: rows of a block, a multiple of STEP */
     int32_t shares, count;
-    bool aligned;
     group groups[GROUPS];
 };
 
@@ -66,24 +65,18 @@ __device__ inline uint4 eight(const __nv_bfloat16 *from, bool aligned)
 /* What a thread needs of 16 rows: its piece of x and of each mask. */
 template <int COUNT> struct piece {
     uint4 x[4];
-    uint8_t bits[COUNT][4];
+    uint32_t bits[COUNT][4]; /* a byte each: packing them would wait for the loads */
 };
-template <int COUNT>
+template <int COUNT, bool ALIGNED>
 __device__ inline void load_piece(const masked_job &p, int64_t row, int64_t column, int64_t end, piece<COUNT> &to)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         bool inside = row + i < end && column < p.columns;
-        to.x[i] = inside ? eight(p.x + (row + i) * p.columns + column, p.aligned) : make_uint4(0, 0, 0, 0);
+        to.x[i] = inside ? eight(p.x + (row + i) * p.columns + column, ALIGNED) : make_uint4(0, 0, 0, 0);
 #pragma unroll
-        for (int n = 0; n < COUNT; n++) {
-            if (n > 0 && p.groups[n].bits == p.groups[n - 1].bits) {
-                to.bits[n][i] = to.bits[n - 1][i];
-                continue;
-            }
-            const uint8_t *bits = p.groups[n].bits;
-            to.bits[n][i] = bits && inside ? bits[(row + i) * p.bits_ld + column / 8] : 0xff;
-        }
+        for (int n = 0; n < COUNT; n++)
+            to.bits[n][i] = inside && p.groups[n].bits ? p.groups[n].bits[(row + i) * p.bits_ld + column / 8] : 0xff;
     }
 }
 
@@ -136,8 +129,7 @@ __device__ inline void add_step(const masked_job &p, const piece<COUNT> &now, co
 {
 #pragma unroll
     for (int n = 0; n < COUNT; n++) {
-        uint32_t a[4], upper = now.bits[n][0] | static_cast<uint32_t>(now.bits[n][1]) << 8,
-                       lower = now.bits[n][2] | static_cast<uint32_t>(now.bits[n][3]) << 8;
+        uint32_t a[4], upper = now.bits[n][0] | now.bits[n][1] << 8, lower = now.bits[n][2] | now.bits[n][3] << 8;
         load_transposed(a, u + 16 * n, ld, lane);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
@@ -157,7 +149,8 @@ __device__ inline int position_of(int c)
     return c % 16 * 4 + c / 16;
 }
 
-template <int COUNT> __global__ void __launch_bounds__(THREADS, COUNT == 1 ? 2 : 1) masked_kernel(const __grid_constant__ masked_job p)
+template <int COUNT, bool ALIGNED>
+__global__ void __launch_bounds__(THREADS, COUNT == 1 ? 2 : 1) masked_kernel(const __grid_constant__ masked_job p)
 {
     __shared__ __align__(16) shared_memory<COUNT> shared;
     constexpr int LD = shared_memory<COUNT>::LD;
@@ -168,13 +161,13 @@ template <int COUNT> __global__ void __launch_bounds__(THREADS, COUNT == 1 ? 2 :
     float sums[COUNT][8][4] = {};
     piece<COUNT> now, next;
     load_u<COUNT>(p, begin, end, shared.u[0]);
-    load_piece<COUNT>(p, begin + 16 * down + 4 * q, column, end, now);
+    load_piece<COUNT, ALIGNED>(p, begin + 16 * down + 4 * q, column, end, now);
     int buffer = 0;
     for (int64_t row = begin; row < end; row += STEP, buffer ^= 1) {
         asm volatile("cp.async.wait_group 0;" ::: "memory");
         __syncthreads(); /* this step's u is there; the other buffer has been read */
         load_u<COUNT>(p, row + STEP, end, shared.u[buffer ^ 1]);
-        load_piece<COUNT>(p, row + STEP + 16 * down + 4 * q, column, end, next);
+        load_piece<COUNT, ALIGNED>(p, row + STEP + 16 * down + 4 * q, column, end, next);
         add_step<COUNT>(p, now, &shared.u[buffer][16 * down][0], LD, lane, sums);
         now = next;
     }
@@ -235,6 +228,14 @@ int64_t max_shares(const nbl__cuda *cuda, int64_t columns, int count)
     return room > blocks ? room / blocks : 1;
 }
 
+template <bool ALIGNED> void launch_masked(const masked_job &j, dim3 grid, cudaStream_t stream)
+{
+    if (j.count == 1) masked_kernel<1, ALIGNED><<<grid, THREADS, 0, stream>>>(j);
+    else if (j.count == 2) masked_kernel<2, ALIGNED><<<grid, THREADS, 0, stream>>>(j);
+    else if (j.count == 3) masked_kernel<3, ALIGNED><<<grid, THREADS, 0, stream>>>(j);
+    else masked_kernel<4, ALIGNED><<<grid, THREADS, 0, stream>>>(j);
+}
+
 void launch(const nbl__call *call, masked_job *j, int64_t rows)
 {
     cudaStream_t stream = stream_of(call);
@@ -242,10 +243,8 @@ void launch(const nbl__call *call, masked_job *j, int64_t rows)
     j->share = whole(whole(rows, max), STEP) * STEP;
     j->shares = static_cast<int32_t>(whole(rows, j->share));
     dim3 grid(static_cast<unsigned>(whole(j->columns, COLUMNS)), static_cast<unsigned>(j->shares));
-    if (j->count == 1) masked_kernel<1><<<grid, THREADS, 0, stream>>>(*j);
-    else if (j->count == 2) masked_kernel<2><<<grid, THREADS, 0, stream>>>(*j);
-    else if (j->count == 3) masked_kernel<3><<<grid, THREADS, 0, stream>>>(*j);
-    else masked_kernel<4><<<grid, THREADS, 0, stream>>>(*j);
+    if (is_aligned(j->x, 16)) launch_masked<true>(*j, grid, stream);
+    else launch_masked<false>(*j, grid, stream);
     add_shares<<<dim3(static_cast<unsigned>(whole(j->columns, 4 * THREADS)), 16, static_cast<unsigned>(j->count)),
                  THREADS, 0, stream>>>(*j);
 }
@@ -269,7 +268,6 @@ extern "C" nbl_status nbl__gemm_masked_run(const nbl__call *call, const nbl__gem
     j.x = static_cast<const __nv_bfloat16 *>(m->x), j.u = static_cast<const __nv_bfloat16 *>(m->u);
     j.sums = static_cast<float *>(scratch);
     j.rows = m->rows, j.columns = m->columns, j.u_ld = m->u_ld, j.bits_ld = m->bits_ld * 4;
-    j.aligned = is_aligned(m->x, 16);
     for (int i = 0; i < m->count; i++) {
         const nbl__gemm_masked_part *part = &m->parts[i];
         for (int64_t first = 0; first < part->rank; first += 16) {

@@ -3,7 +3,7 @@
  *     to_i[r, c] (+)= factor_i · Σ_t u[t, first_i + r] · mask_i[t, c] · x[t, c]          x is [rows, columns], u [rows, .]
  *
  * Without masks this is one product for all adapters of x. With masks each adapter has an x of its own. This kernel reads
- * x once for all of them and applies the masks in registers, from bits (gemm_tall_skinny.h has their layout).
+ * x once for all of them and applies the masks in registers, from bits (dropout_cuda.h has their layout).
  *
  * bf16, f32 sums in a fixed order. Columns are a multiple of 8. `first` and u_ld are multiples of 8, and u is aligned to
  * 16 bytes. x may be aligned to its elements only (slower). Limit: memory

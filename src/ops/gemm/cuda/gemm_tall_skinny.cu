@@ -6,9 +6,8 @@
  *             sums[16 · M, wide] += x · aᵀ
  *     the sums of the 8 warps are added through shared memory, in the order of the warps
  *
- * A thread's 8 columns stand for any 8 values of k of the instruction: both operands use the same order. They are two
- * blocks of Philox and one byte of a mask's bits, so a thread makes its own part of each mask. Reads x once and a once
- * per block (from L2). Limit: memory bandwidth of x; with masks, 100 instructions for 8 elements of each mask. */
+ * A thread's 8 columns stand for any 8 values of k of the instruction: both operands use the same order. They are one byte
+ * of a mask's bits. Reads x once and a once per block (from L2). Limit: memory bandwidth of x. */
 #include "ops/common/kernel.cuh"
 #include "ops/common/philox.cuh"
 
@@ -66,12 +65,6 @@ __device__ inline void load_rows(const nbl__project &p, int64_t row, int64_t col
     }
 }
 
-/* The masks as the kernel reads them: by groups of 16 results. */
-struct mask_job {
-    uint32_t thresholds[NBL_PROJECT_MASKS];
-    int of_group[NBL_TALL_SKINNY_MAX / 16]; /* the group's mask */
-};
-
 /* The eight values that a mask keeps, of the byte of its bits. */
 __device__ inline uint4 masked(uint4 x, uint32_t byte)
 {
@@ -80,24 +73,20 @@ __device__ inline uint4 masked(uint4 x, uint32_t byte)
                       x.z & halves_mask(spread << 3), x.w & halves_mask(spread << 1));
 }
 
-/* Makes the mask of a thread's columns in rows row + 16·m and row + 16·m + 8, stores its bits, and applies it. */
+/* The rows of x as one adapter sees them: where its mask, as bits, keeps them. */
 template <int M>
-__device__ inline void mask_rows(const nbl__project &p, const nbl__project_mask &mask, uint64_t seed, uint32_t threshold,
-                                 int64_t row, int64_t column, const rows_part<M> &from, rows_part<M> &to)
+__device__ inline void mask_rows(const nbl__project &p, const uint32_t *bits, int64_t row, int64_t column,
+                                 const rows_part<M> &from, rows_part<M> &to)
 {
-    uint8_t *bits = reinterpret_cast<uint8_t *>(mask.bits);
+    const uint8_t *bytes = reinterpret_cast<const uint8_t *>(bits) + column / 8;
+    uint32_t kept[2 * M];
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++)
+        kept[i] = row + 8 * i < p.rows && column < p.columns ? bytes[(row + 8 * i) * p.bits_ld * 4] : 0;
 #pragma unroll
     for (int m = 0; m < M; m++) {
-        int64_t r = row + 16 * m, quad = ((p.first_row + r) * p.columns + column) >> 2, below = quad + 2 * p.columns;
-        const int64_t quads[4] = {quad, quad + 1, below, below + 1};
-        uint32_t kept[4];
-        keeps_four<4>(seed, threshold, quads, kept);
-        uint32_t upper = kept[0] | kept[1] << 4, lower = kept[2] | kept[3] << 4;
-        to.upper[m] = masked(from.upper[m], upper);
-        to.lower[m] = masked(from.lower[m], lower);
-        if (bits == NULL || column >= p.columns) continue;
-        if (r < p.rows) bits[r * p.bits_ld * 4 + column / 8] = static_cast<uint8_t>(upper);
-        if (r + 8 < p.rows) bits[(r + 8) * p.bits_ld * 4 + column / 8] = static_cast<uint8_t>(lower);
+        to.upper[m] = masked(from.upper[m], kept[2 * m]);
+        to.lower[m] = masked(from.lower[m], kept[2 * m + 1]);
     }
 }
 
@@ -107,35 +96,24 @@ __device__ inline void mask_rows(const nbl__project &p, const nbl__project_mask 
  * protects the sums of the last one. */
 template <bool ALIGNED, int M, int N, bool MASKED>
 __global__ void __launch_bounds__(THREADS, MASKED ? 2 : 1)
-    project_kernel(const __grid_constant__ nbl__project p, const __grid_constant__ mask_job masks)
+    project_kernel(const __grid_constant__ nbl__project p)
 {
     __shared__ float shared[WARPS][16][8 * N + 2];
-    __shared__ uint64_t seeds[NBL_PROJECT_MASKS];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     int64_t first = static_cast<int64_t>(blockIdx.x) * 16 * M;
     const __nv_bfloat16 *a = static_cast<const __nv_bfloat16 *>(p.a);
     float sums[M][N][4] = {};
     rows_part<M> now, next;
     int64_t column = warp * 32 + q * 8;
-    if (MASKED) {
-        if (threadIdx.x < p.mask_count) seeds[threadIdx.x] = value_of(p.masks[threadIdx.x].seed);
-        __syncthreads();
-    }
-    /* Making masks takes longer than memory: the other warps hide a load. Without masks it is begun one step ahead. */
-    if (!MASKED) load_rows<ALIGNED>(p, first + g, column, now);
+    load_rows<ALIGNED>(p, first + g, column, now);
     for (; column - q * 8 < p.columns; column += 32 * WARPS) {
-        if (MASKED) load_rows<ALIGNED>(p, first + g, column, now);
-        else load_rows<ALIGNED>(p, first + g, column + 32 * WARPS, next);
+        load_rows<ALIGNED>(p, first + g, column + 32 * WARPS, next);
         rows_part<M> kept;
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
-            if (MASKED) {
-                int mask = masks.of_group[n / 2];
-                if (n == 0 || mask != masks.of_group[n / 2 - 1]) {
-                    if (p.masks[mask].dropout > 0)
-                        mask_rows(p, p.masks[mask], seeds[mask], masks.thresholds[mask], first + g, column, now, kept);
-                    else kept = now;
-                }
+            if (MASKED && (n == 0 || p.masks[n / 2] != p.masks[n / 2 - 1])) {
+                if (p.masks[n / 2]) mask_rows(p, p.masks[n / 2], first + g, column, now, kept);
+                else kept = now;
             }
             const rows_part<M> &x = MASKED ? kept : now;
             uint4 b[2];
@@ -152,7 +130,7 @@ __global__ void __launch_bounds__(THREADS, MASKED ? 2 : 1)
                     multiply(sums[m][n + i], x.upper[m].z, x.lower[m].z, x.upper[m].w, x.lower[m].w, b[i].z, b[i].w);
                 }
         }
-        if (!MASKED) now = next;
+        now = next;
     }
 #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -178,37 +156,34 @@ __global__ void __launch_bounds__(THREADS, MASKED ? 2 : 1)
     }
 }
 
-template <bool ALIGNED, int M, bool MASKED>
-void launch_project(const nbl__project &p, const mask_job &masks, cudaStream_t stream)
+template <bool ALIGNED, int M, bool MASKED> void launch_project(const nbl__project &p, cudaStream_t stream)
 {
     unsigned blocks = static_cast<unsigned>((p.rows + 16 * M - 1) / (16 * M));
-    if (p.wide == 16) project_kernel<ALIGNED, M, 2, MASKED><<<blocks, THREADS, 0, stream>>>(p, masks);
-    else if (p.wide == 32) project_kernel<ALIGNED, M, 4, MASKED><<<blocks, THREADS, 0, stream>>>(p, masks);
-    else if (p.wide == 48) project_kernel<ALIGNED, M, 6, MASKED><<<blocks, THREADS, 0, stream>>>(p, masks);
-    else if constexpr (M <= 2) project_kernel<ALIGNED, M, 8, MASKED><<<blocks, THREADS, 0, stream>>>(p, masks);
+    if (p.wide == 16) project_kernel<ALIGNED, M, 2, MASKED><<<blocks, THREADS, 0, stream>>>(p);
+    else if (p.wide == 32) project_kernel<ALIGNED, M, 4, MASKED><<<blocks, THREADS, 0, stream>>>(p);
+    else if (p.wide == 48) project_kernel<ALIGNED, M, 6, MASKED><<<blocks, THREADS, 0, stream>>>(p);
+    else if constexpr (M <= 2) project_kernel<ALIGNED, M, 8, MASKED><<<blocks, THREADS, 0, stream>>>(p);
+}
+
+/* Fewer rows in blocks of fewer rows, so that all multiprocessors have some. */
+template <bool MASKED> void choose_project(const nbl__project &p, cudaStream_t stream)
+{
+    constexpr int64_t SMALL = 132 * 64; /* rows: beyond, blocks of 64 fill the device */
+    if (!is_aligned(p.x, 16)) launch_project<false, 1, MASKED>(p, stream);
+    else if (!MASKED && p.rows > SMALL / 2 && p.wide <= 48) launch_project<true, 4, false>(p, stream);
+    else if (p.rows > SMALL / 4) launch_project<true, 2, MASKED>(p, stream);
+    else launch_project<true, 1, MASKED>(p, stream);
 }
 
 } // namespace
 
 extern "C" nbl_status nbl__cuda_project(const nbl__call *call, const nbl__project *p)
 {
-    constexpr int64_t SMALL = 132 * 64; /* rows: beyond, blocks of 64 fill the device */
-    cudaStream_t stream = stream_of(call);
-    bool aligned = is_aligned(p->x, 16);
-    mask_job masks = {};
+    bool masked = false;
     if (p->rows == 0 || p->wide == 0) return NBL_OK;
-    for (int i = 0, group = 0; i < p->mask_count; i++) {
-        masks.thresholds[i] = dropout_threshold(p->masks[i].dropout);
-        for (int end = group + p->masks[i].wide / 16; group < end; group++) masks.of_group[group] = i;
-    }
-    if (p->mask_count > 0) {
-        if (!aligned) launch_project<false, 1, true>(*p, masks, stream);
-        else if (p->rows > SMALL / 4) launch_project<true, 2, true>(*p, masks, stream);
-        else launch_project<true, 1, true>(*p, masks, stream);
-    } else if (!aligned) launch_project<false, 1, false>(*p, masks, stream);
-    else if (p->rows > SMALL / 2 && p->wide <= 48) launch_project<true, 4, false>(*p, masks, stream);
-    else if (p->rows > SMALL / 4) launch_project<true, 2, false>(*p, masks, stream);
-    else launch_project<true, 1, false>(*p, masks, stream);
+    for (int i = 0; i < p->wide / 16; i++) masked |= p->masks[i] != NULL;
+    if (masked) choose_project<true>(*p, stream_of(call));
+    else choose_project<false>(*p, stream_of(call));
     return launched(call);
 }
 

@@ -1,7 +1,9 @@
 /* dropout.cu - see dropout_cuda.h.
  *
  * `drop` computes a mask where it applies it (ops/common/philox.cuh): some 60 instructions for four
- * elements, about as long as memory takes to move them. `expand` reads the bits of masks that exist. */
+ * elements, about as long as memory takes to move them. `masks` writes masks as bits; `expand` reads them. */
+#include <type_traits>
+
 #include "ops/common/kernel.cuh"
 #include "ops/common/philox.cuh"
 
@@ -52,6 +54,44 @@ __global__ void drop_eights(nbl__seed masked_by, float dropout, uint32_t thresho
             memcpy(&words[w], &both, 4);
         }
         to[i] = values;
+    }
+}
+
+/* ---- masks as bits ---- */
+
+struct masks_job {
+    nbl__mask_part parts[NBL_MAX_MASKS];
+    uint32_t thresholds[NBL_MAX_MASKS];
+    int64_t rows, columns, words, first_row; /* words: of a row */
+};
+
+/* A thread makes a word: eight blocks of Philox, four at a time. grid.y: the mask. SMALL: the masks have fewer than 2^32
+ * blocks, which saves a multiplication in ten. */
+template <bool SMALL> __global__ void __launch_bounds__(THREADS) masks_kernel(const __grid_constant__ masks_job j)
+{
+    const nbl__mask_part &part = j.parts[blockIdx.y];
+    uint64_t seed = value_of(part.seed);
+    uint32_t threshold = j.thresholds[blockIdx.y];
+    using index = typename std::conditional<SMALL, uint32_t, int64_t>::type;
+    index count = static_cast<index>(j.rows * j.words), words = static_cast<index>(j.words);
+    for (index at = blockIdx.x * THREADS + threadIdx.x; at < count; at += gridDim.x * THREADS) {
+        index row = at / words, w = at % words;
+        int64_t quad = ((j.first_row + row) * j.columns + 32 * static_cast<int64_t>(w)) >> 2;
+        uint32_t word = 0;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int64_t quads[4];
+            uint32_t kept[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                quads[i] = quad + 4 * half + i;
+                if (SMALL) quads[i] = static_cast<uint32_t>(quads[i]);
+            }
+            keeps_four<4>(seed, threshold, quads, kept);
+#pragma unroll
+            for (int i = 0; i < 4; i++) word |= kept[i] << (16 * half + 4 * i);
+        }
+        part.bits[at] = word; /* bits beyond the last column are never read */
     }
 }
 
@@ -201,6 +241,19 @@ extern "C" nbl_status nbl__cuda_drop_add(const nbl__call *call, nbl__seed seed, 
     if (n == 0) return NBL_OK;
     drop_any<<<blocks_for(n), THREADS, 0, stream_of(call)>>>(seed, dropout, dropout_threshold(dropout), row * columns, n, from,
                                                              NBL_DTYPE_F32, to, NBL_DTYPE_F32, add);
+    return launched(call);
+}
+
+extern "C" nbl_status nbl__cuda_masks(const nbl__call *call, const nbl__mask_part *parts, int count, int64_t rows,
+                                      int64_t columns, int64_t first_row)
+{
+    masks_job j = {{}, {}, rows, columns, nbl__mask_words(columns), first_row};
+    if (rows == 0 || count == 0) return NBL_OK;
+    for (int i = 0; i < count; i++) j.parts[i] = parts[i], j.thresholds[i] = dropout_threshold(parts[i].dropout);
+    dim3 grid(blocks_for(rows * j.words), static_cast<unsigned>(count));
+    bool small = (first_row + rows) * columns / 4 + 16 < INT64_C(1) << 32;
+    if (small) masks_kernel<true><<<grid, THREADS, 0, stream_of(call)>>>(j);
+    else masks_kernel<false><<<grid, THREADS, 0, stream_of(call)>>>(j);
     return launched(call);
 }
 

@@ -1,5 +1,5 @@
 /* dropout_cuda.h - dropout of an adapter's input on the device. Masks are the same bits as on the
- * CPU. They are computed again wherever they are needed. */
+ * CPU. The general way computes them wherever it needs them; the ways of training compute them once. */
 #ifndef NBL_CUDA_DROPOUT_H
 #define NBL_CUDA_DROPOUT_H
 
@@ -15,11 +15,30 @@ nbl_status nbl__cuda_drop(const nbl__call *call, nbl__seed seed, float dropout, 
 nbl_status nbl__cuda_drop_add(const nbl__call *call, nbl__seed seed, float dropout, int64_t row, int64_t rows,
                               int64_t columns, const float *from, float *to, bool add);
 
+/* ---- masks as bits: computed once, read by several products ----
+ *
+ * Bit c % 32 of word c / 32 of a row says that column c is kept. Rows are nbl__mask_words apart: an
+ * even number of words, so that two can be loaded at once. */
+static inline int64_t nbl__mask_words(int64_t columns)
+{
+    return (columns + 63) / 64 * 2;
+}
+
+enum { NBL_MAX_MASKS = 4 };
+typedef struct nbl__mask_part {
+    nbl__seed seed;
+    float dropout;
+    uint32_t *bits; /* [rows, nbl__mask_words(columns)] */
+} nbl__mask_part;
+/* The masks of [rows, columns]; columns is a multiple of 8. first_row: the masks' row of bits' row 0. Limit: the
+ * multiplications of Philox, 20 of 64 bits for four elements. */
+nbl_status nbl__cuda_masks(const nbl__call *call, const nbl__mask_part *parts, int count, int64_t rows,
+                           int64_t columns, int64_t first_row);
+
 /* to = Σ factor_i·mask_i∘(u_i·a_i), in bf16. u is [rows, u_ld], a [., columns]. Part i has columns
  * first … first + wide - 1 of u and these rows of a. Widths are multiples of 16, at most 64 in all.
- * The masks are bits (ops/gemm/cuda/gemm_tall_skinny.h). columns is a multiple of 8; u and a are
- * aligned to 16 bytes. */
-enum { NBL_MAX_EXPAND = 64, NBL_MAX_EXPAND_PARTS = 4 };
+ * columns is a multiple of 8; u and a are aligned to 16 bytes. */
+enum { NBL_MAX_EXPAND = 64 };
 typedef struct nbl__expand_part {
     const uint32_t *bits; /* NULL: everything is kept */
     float factor;
@@ -30,7 +49,7 @@ typedef struct nbl__expand {
     const void *u, *a;
     void *to;
     int part_count, wide; /* wide: of all parts */
-    nbl__expand_part parts[NBL_MAX_EXPAND_PARTS];
+    nbl__expand_part parts[NBL_MAX_MASKS];
 } nbl__expand;
 nbl_status nbl__cuda_expand(const nbl__call *call, const nbl__expand *e);
 

@@ -15,8 +15,8 @@
  * lost. t has ones there. A dense weight in bf16 is used directly. Packed weights are dequantized
  * one after another into the same piece of scratch; for folded products side by side.
  *
- * Dropout: the kernel that computes t computes the masks, and writes them as bits. Forward keeps t and
- * the bits for backward, which computes no mask. No product reads a masked copy of x.
+ * Dropout: masks are computed once, as bits. Forward keeps them with t for backward. The products apply
+ * them in registers: no masked copy of x is written.
  *
  * Scratch: B of each layer | A of all | weights | t (forward) or u | masks | backward: t, shares, dA,
  * sums */
@@ -301,8 +301,20 @@ nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g)
     return nbl__cuda_gemm(j->call, &g);
 }
 
+/* The masks of all layers, as bits. */
+static nbl_status make_masks(const nbl__fast *j)
+{
+    nbl__mask_part parts[NBL_MAX_MASKS];
+    int count = 0;
+    for (int i = 0; i < j->count; i++) {
+        const nbl__linear_train *l = &j->layers[i];
+        if (l->mask) parts[count++] = (nbl__mask_part){nbl__linear_seed(l->a), l->a->dropout, l->mask};
+    }
+    return nbl__cuda_masks(j->call, parts, count, j->tokens, j->in, j->layers[0].a->first_row);
+}
+
 /* t of columns first … first + wide - 1 of u's layout, in one pass over x: 64 columns at most. Columns
- * of a bias become ones. A mask is written with its layer's first column. */
+ * of a bias become ones. */
 static nbl_status project(const nbl__fast *j, int64_t first, int64_t wide, bool with_bias)
 {
     nbl__project p = {.rows = j->tokens,
@@ -312,22 +324,16 @@ static nbl_status project(const nbl__fast *j, int64_t first, int64_t wide, bool 
                       .wide = (int)wide,
                       .to = nbl__fast_at(j->t, first),
                       .to_ld = j->t_ld,
-                      .bits_ld = j->mask_ld,
-                      .first_row = j->layers[0].a->first_row};
+                      .bits_ld = j->mask_ld};
     for (int i = 0; i < j->count; i++) {
         const nbl__linear_train *l = &j->layers[i];
         const nbl__linear *a = l->a;
         int64_t begin = nbl__max_i64(l->first, first), end = nbl__min_i64(l->first + l->wide, first + wide);
-        if (begin >= end) continue;
         float scale = a->scale * (l->mask ? nbl__dropout_factor(a) : 1);
         for (int64_t c = begin; c < end; c += 8) p.scales[(c - first) / 8] = scale;
-        if (j->drops)
-            p.masks[p.mask_count++] = (nbl__project_mask){.seed = nbl__linear_seed(a),
-                                                          .dropout = l->mask ? a->dropout : 0,
-                                                          .wide = (int)(end - begin),
-                                                          .bits = begin == l->first ? l->mask : NULL};
-        for (int64_t c = l->first + l->rank; with_bias && nbl__given(&a->bias) && c < l->first + l->rank + 2;
-             c++)
+        for (int64_t c = begin; c < end; c += 16) p.masks[(c - first) / 16] = l->mask;
+        if (!with_bias || !nbl__given(&a->bias)) continue;
+        for (int64_t c = l->first + l->rank; c < l->first + l->rank + 2; c++)
             if (c >= begin && c < end) p.ones |= (uint64_t)1 << (c - first);
     }
     return nbl__cuda_project(j->call, &p);
@@ -348,8 +354,8 @@ nbl_status nbl__linear_train_t(const nbl__fast *j, const nbl__linear_train *l)
                                           .ldc = j->t_ld});
 }
 
-/* With a bias or dropout by the tall-skinny GEMM, which writes the ones and the masks; else by cuBLASLt, in
- * one pass over x if all layers have the same scale. */
+/* With a bias or dropout by the tall-skinny GEMM, which writes ones and applies masks; else by cuBLASLt,
+ * in one pass over x if all layers have the same scale. */
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
 {
     bool bias = false, same = true;
@@ -357,6 +363,7 @@ nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
         bias |= with_bias && nbl__given(&j->layers[i].a->bias);
         same &= j->layers[i].a->scale == j->layers[0].a->scale;
     }
+    if (j->drops) NBL_TRY(make_masks(j));
     if (j->drops || bias) {
         for (int64_t first = 0; first < j->wide; first += NBL_TALL_SKINNY_MAX)
             NBL_TRY(project(j, first, nbl__min_i64(j->wide - first, NBL_TALL_SKINNY_MAX), with_bias));
