@@ -46,22 +46,31 @@ __device__ inline uint4 eight(const __nv_bfloat16 *from, bool aligned)
 
 /* ---- project ---- */
 
-template <int M> struct rows_part {
+/* A thread's 8 columns of 2 · M rows, and the masks of G groups of 16 results there. */
+template <int M, int G> struct rows_part {
     uint4 upper[M], lower[M]; /* rows g and g + 8 of each 16 */
+    uint32_t upper_bits[G > 0 ? G : 1][M], lower_bits[G > 0 ? G : 1][M]; /* a byte each */
 };
 
-/* Loads 8 columns from `column` on of a thread's 2 · M rows; zeros outside of x. */
-template <bool ALIGNED, int M>
-__device__ inline void load_rows(const nbl__project &p, int64_t row, int64_t column, rows_part<M> &part)
+/* Loads 8 columns from `column` on; zeros outside of x. */
+template <bool ALIGNED, int M, int G>
+__device__ inline void load_rows(const nbl__project &p, int64_t row, int64_t column, rows_part<M, G> &part)
 {
     const __nv_bfloat16 *x = static_cast<const __nv_bfloat16 *>(p.x);
     const uint4 none = make_uint4(0, 0, 0, 0);
     bool inside = column < p.columns;
 #pragma unroll
     for (int m = 0; m < M; m++) {
-        int64_t r = row + 16 * m;
+        int64_t r = row + 16 * m, below = r + 8;
         part.upper[m] = inside && r < p.rows ? eight(x + r * p.columns + column, ALIGNED) : none;
-        part.lower[m] = inside && r + 8 < p.rows ? eight(x + (r + 8) * p.columns + column, ALIGNED) : none;
+        part.lower[m] = inside && below < p.rows ? eight(x + below * p.columns + column, ALIGNED) : none;
+#pragma unroll
+        for (int n = 0; n < G; n++) {
+            const uint8_t *bytes = reinterpret_cast<const uint8_t *>(p.masks[n]) + column / 8;
+            bool masked = p.masks[n] != NULL && inside;
+            part.upper_bits[n][m] = masked && r < p.rows ? bytes[r * p.bits_ld * 4] : 0xff;
+            part.lower_bits[n][m] = masked && below < p.rows ? bytes[below * p.bits_ld * 4] : 0xff;
+        }
     }
 }
 
@@ -73,29 +82,12 @@ __device__ inline uint4 masked(uint4 x, uint32_t byte)
                       x.z & halves_mask(spread << 3), x.w & halves_mask(spread << 1));
 }
 
-/* The rows of x as one adapter sees them: where its mask, as bits, keeps them. */
-template <int M>
-__device__ inline void mask_rows(const nbl__project &p, const uint32_t *bits, int64_t row, int64_t column,
-                                 const rows_part<M> &from, rows_part<M> &to)
-{
-    const uint8_t *bytes = reinterpret_cast<const uint8_t *>(bits) + column / 8;
-    uint32_t kept[2 * M];
-#pragma unroll
-    for (int i = 0; i < 2 * M; i++)
-        kept[i] = row + 8 * i < p.rows && column < p.columns ? bytes[(row + 8 * i) * p.bits_ld * 4] : 0;
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-        to.upper[m] = masked(from.upper[m], kept[2 * m]);
-        to.lower[m] = masked(from.lower[m], kept[2 * m + 1]);
-    }
-}
-
 /* to = round(scale · x·aᵀ), with columns of ones where p.ones says so. M x 16 rows per block, N x 8
  * results per row. The next chunk of x is loaded while the products of this one run; a comes
  * through the read-only path. Shared memory serves 16 rows at a time: the first barrier of a round
  * protects the sums of the last one. */
 template <bool ALIGNED, int M, int N, bool MASKED>
-__global__ void __launch_bounds__(THREADS, MASKED ? 2 : 1)
+__global__ void __launch_bounds__(THREADS, MASKED && N <= 4 ? 2 : 1)
     project_kernel(const __grid_constant__ nbl__project p)
 {
     __shared__ float shared[WARPS][16][8 * N + 2];
@@ -103,33 +95,30 @@ __global__ void __launch_bounds__(THREADS, MASKED ? 2 : 1)
     int64_t first = static_cast<int64_t>(blockIdx.x) * 16 * M;
     const __nv_bfloat16 *a = static_cast<const __nv_bfloat16 *>(p.a);
     float sums[M][N][4] = {};
-    rows_part<M> now, next;
+    constexpr int G = MASKED ? N / 2 : 0;
+    rows_part<M, G> now, next;
     int64_t column = warp * 32 + q * 8;
     load_rows<ALIGNED>(p, first + g, column, now);
     for (; column - q * 8 < p.columns; column += 32 * WARPS) {
         load_rows<ALIGNED>(p, first + g, column + 32 * WARPS, next);
-        rows_part<M> kept;
+        uint4 b[N];
 #pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            if (MASKED && (n == 0 || p.masks[n / 2] != p.masks[n / 2 - 1])) {
-                if (p.masks[n / 2]) mask_rows(p, p.masks[n / 2], first + g, column, now, kept);
-                else kept = now;
-            }
-            const rows_part<M> &x = MASKED ? kept : now;
-            uint4 b[2];
+        for (int n = 0; n < N; n++)
+            b[n] = column < p.columns
+                       ? __ldg(reinterpret_cast<const uint4 *>(a + (8 * n + g) * p.columns + column))
+                       : make_uint4(0, 0, 0, 0);
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                b[i] = column < p.columns
-                           ? __ldg(reinterpret_cast<const uint4 *>(a + (8 * (n + i) + g) * p.columns + column))
-                           : make_uint4(0, 0, 0, 0);
+        for (int m = 0; m < M; m++)
 #pragma unroll
-            for (int m = 0; m < M; m++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    multiply(sums[m][n + i], x.upper[m].x, x.lower[m].x, x.upper[m].y, x.lower[m].y, b[i].x, b[i].y);
-                    multiply(sums[m][n + i], x.upper[m].z, x.lower[m].z, x.upper[m].w, x.lower[m].w, b[i].z, b[i].w);
+            for (int n = 0; n < N; n++) {
+                uint4 upper = now.upper[m], lower = now.lower[m];
+                if (MASKED) {
+                    upper = masked(upper, now.upper_bits[n / 2][m]);
+                    lower = masked(lower, now.lower_bits[n / 2][m]);
                 }
-        }
+                multiply(sums[m][n], upper.x, lower.x, upper.y, lower.y, b[n].x, b[n].y);
+                multiply(sums[m][n], upper.z, lower.z, upper.w, lower.w, b[n].z, b[n].w);
+            }
         now = next;
     }
 #pragma unroll

@@ -125,15 +125,15 @@ __device__ inline void add_masked(const nbl__expand_part &part, const uint32_t (
         }
 }
 
-/* to = Σ_i mask_i∘(u_i·a_i) / (1 - dropout_i), bf16: the input's gradient through several adapters.
+/* to = Σ_i factor_i·mask_i∘(u_i·a_i), bf16: the input's gradient through several adapters.
  *
  *     a tile [wide, 128] of a → shared memory, once per block
  *     for each 128 rows: a warp has 16 of them; u → registers
  *         for each 16 columns, for each 16 of k: mma; at the end of a part: mask, add to the sum
  *         sum → to, 4 bytes per store
  *
- * Bytes: `to` once, u once per 128 columns, from L2. Limit: Philox, one call per 4 elements and
- * part. Shared memory: 64 x 136 bf16. */
+ * Bytes: `to` once, u once per 128 columns, from L2. Limit: memory bandwidth of `to`. Shared memory:
+ * 64 x 136 bf16. */
 __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__ nbl__expand e)
 {
     __shared__ __align__(16) __nv_bfloat16 tile[NBL_MAX_EXPAND][A_LD];

@@ -47,8 +47,7 @@ nbl_status nbl__fold_forward(const nbl__fast *j)
     return nbl__gemm_sm90_run(j->call, &y);
 }
 
-/* The product of dx. With dropout the masked terms of the adapters are in dx already: beta adds to
- * them. */
+/* The product of dx. With dropout each adapter is a source of its own, whose product is masked. */
 static nbl__gemm_sm90 dx_product(const nbl__fast *j)
 {
     nbl__gemm_sm90 dx = {

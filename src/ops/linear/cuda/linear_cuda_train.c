@@ -301,8 +301,7 @@ nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g)
     return nbl__cuda_gemm(j->call, &g);
 }
 
-/* The masks of all layers, as bits. */
-static nbl_status make_masks(const nbl__fast *j)
+nbl_status nbl__fast_make_masks(const nbl__fast *j)
 {
     nbl__mask_part parts[NBL_MAX_MASKS];
     int count = 0;
@@ -363,7 +362,6 @@ nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
         bias |= with_bias && nbl__given(&j->layers[i].a->bias);
         same &= j->layers[i].a->scale == j->layers[0].a->scale;
     }
-    if (j->drops) NBL_TRY(make_masks(j));
     if (j->drops || bias) {
         for (int64_t first = 0; first < j->wide; first += NBL_TALL_SKINNY_MAX)
             NBL_TRY(project(j, first, nbl__min_i64(j->wide - first, NBL_TALL_SKINNY_MAX), with_bias));
@@ -418,6 +416,7 @@ nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members,
 {
     nbl__fast j;
     NBL_TRY(nbl__fast_open(&j, call, members, count, false));
+    if (j.drops) NBL_TRY(nbl__fast_make_masks(&j));
     if (j.wide > 0) {
         NBL_TRY(nbl__fast_pack(&j, false));
         NBL_TRY(nbl__fast_make_t(&j, true));

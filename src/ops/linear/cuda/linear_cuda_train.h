@@ -47,7 +47,9 @@ nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear
                           bool backward);
 /* Converts the adapters to bf16, with ranks filled up with zeros. */
 nbl_status nbl__fast_pack(const nbl__fast *j, bool backward);
-/* t of all layers, and with dropout their masks. */
+/* The masks of all layers, as bits. */
+nbl_status nbl__fast_make_masks(const nbl__fast *j);
+/* t of all layers. With dropout the masks must have been made. */
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias);
 /* t of one layer without dropout. */
 nbl_status nbl__linear_train_t(const nbl__fast *j, const nbl__linear_train *l);

@@ -195,11 +195,12 @@ static nbl_status masked_gradients_of_a(const nbl__fast *j)
     return nbl__gemm_masked_run(j->call, &g, j->shares);
 }
 
-/* u, dB and dA of all layers, in the order that reads the least. Masks come with t. */
+/* u, dB and dA of all layers, in the order that reads the least. */
 static nbl_status adapter_gradients(const nbl__fast *j, const wishes *want)
 {
     if (j->wide > 0) NBL_TRY(nbl__fast_pack(j, true));
-    if ((want->b || j->drops) && !j->over_x && !j->has_t) NBL_TRY(nbl__fast_make_t(j, false));
+    if (j->drops && !j->has_t) NBL_TRY(nbl__fast_make_masks(j));
+    if (want->b && !j->over_x && !j->has_t) NBL_TRY(nbl__fast_make_t(j, false));
     if (!j->over_x) NBL_TRY(over_dy(j, want));
     else if (want->dx || want->a) NBL_TRY(make_u(j, &j->layers[0]));
     if (j->over_x) return over_x(j, want);
