@@ -29,6 +29,7 @@ static const fusion fusions[] = {
 
 static nbl__value *binding(const nbl__node *node, const char *slot)
 {
+    assert(nbl__slot_find(node->family, slot)); /* the table `fusions` names slots of its families */
     return &node->bound[nbl__slot_find(node->family, slot) - node->family->slots];
 }
 
@@ -63,6 +64,8 @@ static bool fuse_nodes(nbl__graph *g, const fusion *f, const nbl__node *first, c
                        nbl__node *fused)
 {
     int slots = 0;
+    assert(f->first_at + f->first->size <= f->fused->size &&
+           f->second_at + f->second->size <= f->fused->size);
     while (f->fused->slots[slots].name) slots++;
     *fused = *second;
     fused->family = f->fused;
