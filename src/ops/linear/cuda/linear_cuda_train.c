@@ -122,6 +122,7 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
     enum { STAND_IN = 64 };
     nbl__cut c = {scratch ? scratch : (uint8_t *)(uintptr_t)STAND_IN, 0};
     *j = (nbl__fast){.call = call, .x = members->x, .dx = members->dx, .count = count};
+    assert(count >= 1 && count <= NBL_CUDA_LINEAR_MAX);
     j->tokens = nbl__tensor_rows(&j->x);
     j->in = members->w.shape[1];
     bool any_packed = false;
@@ -204,6 +205,7 @@ static int moves_of_b(const nbl__linear_train *l, bool transposed, bool with_bia
                    .to_ld = ld};
     moves[0] = moves[1] = b;
     if (!with_bias) return 1;
+    assert(l->wide >= l->rank + 2); /* the columns of the bias: columns_of */
     nbl__move *bias = &moves[1];
     bias->from = a->bias.data;
     bias->from_dtype = a->bias.dtype;
@@ -267,6 +269,7 @@ static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias
     for (int i = first; i < end; i++) {
         const nbl__linear_train *l = &j->layers[i];
         int64_t at = l->first - column;
+        assert(at % 8 == 0 && l->wide % 8 == 0 && at + l->wide <= 64); /* the bits of p.ones */
         for (int64_t r = at / 8; r < (at + l->wide) / 8; r++) p.scales[r] = l->a->scale;
         if (with_bias && nbl__given(&l->a->bias)) p.ones |= (uint64_t)3 << (at + l->rank);
         p.wide += (int)l->wide;

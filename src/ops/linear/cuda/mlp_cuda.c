@@ -140,6 +140,7 @@ static nbl_status make_norms(const nbl__call *call, const nbl__mlp *a, const pie
 /* The chunk's rows of a saved tensor. */
 static float *kept_rows(const nbl_tensor *saved, int64_t chunk)
 {
+    assert(saved->dtype == NBL_DTYPE_F32 && chunk * NBL_MLP_CHUNK <= nbl__tensor_rows(saved));
     return (float *)saved->data + chunk * NBL_MLP_CHUNK * nbl__last(saved);
 }
 
