@@ -25,7 +25,7 @@ foreach(arch ${NIBBLE_CUDA_ARCHITECTURES})
 endforeach()
 list(GET NIBBLE_CUDA_ARCHITECTURES -1 arch)
 list(APPEND cuda_targets -gencode=arch=compute_${arch},code=compute_${arch})
-set(NIBBLE_CUDA_FLAGS -std=c++20 -O3 -fmad=false
+set(NIBBLE_CUDA_FLAGS -std=c++20 -O3 -fmad=false $<$<NOT:$<CONFIG:Debug>>:-DNDEBUG>
   -Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-ffp-contract=off,-Wall,-Wextra,-Wshadow
   $<$<BOOL:${NIBBLE_WERROR}>:-Werror=all-warnings> $<$<BOOL:${NIBBLE_WERROR}>:-Xcompiler=-Werror>)
 

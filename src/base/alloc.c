@@ -80,5 +80,6 @@ void nbl__free_sized(void *memory, void *ctx)
     size_t size;
     if (memory == NULL) return;
     memcpy(&size, (uint8_t *)memory - SIZE_PREFIX, sizeof size);
+    assert(size <= SIZE_MAX - SIZE_PREFIX); /* else this memory is not from nbl__alloc_sized */
     nbl__free(ctx, (uint8_t *)memory - SIZE_PREFIX, size + SIZE_PREFIX);
 }

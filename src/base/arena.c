@@ -36,6 +36,7 @@ void *nbl__arena_alloc(nbl__arena *arena, size_t size)
         chunk->next = arena->chunks;
         arena->chunks = chunk;
     }
+    assert(chunk->used % ALIGN == 0 && chunk->size - chunk->used >= size);
     void *piece = chunk->data + chunk->used;
     chunk->used += size;
     return piece;
@@ -67,6 +68,7 @@ void nbl__arena_clear(nbl__arena *arena)
     if (kept == NULL) return;
     arena->chunks = kept->next;
     nbl__arena_free(arena);
+    assert(kept->used <= kept->size);
     /* Allocations must be zeroed; bytes beyond `used` still are. */
     memset(kept->data, 0, kept->used);
     kept->used = 0;

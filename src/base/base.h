@@ -8,6 +8,10 @@
  *     NBL_CHECK(ctx, condition, …)   unless the condition holds, record a message and return
  *     NBL_GO(call)                   as NBL_TRY, but sets `status` and jumps to the label `done`
  *
+ * A check of what a user, a caller or a file gave is one of these, always on. What this code itself
+ * guarantees is an assert, or nbl__assert_slow if the check takes a loop. Release builds have
+ * neither.
+ *
  * A context belongs to one calling thread at a time; inside a team (team.h) its workers may
  * record failures, allocate memory and report progress. */
 #ifndef NBL_BASE_H
@@ -21,6 +25,14 @@
 #include <string.h>
 
 #include "base/cpu.h"
+
+/* An assert whose condition takes a loop. It is on in Debug builds, unless the CMake option
+ * NIBBLE_ASSERT_SLOW is off. Otherwise the condition is compiled and never evaluated. */
+#ifdef NBL_ASSERT_SLOW
+#define nbl__assert_slow(condition) assert(condition)
+#else
+#define nbl__assert_slow(condition) ((void)(0 && (condition)))
+#endif
 
 #define NBL_TRY(call)                                                                                        \
     do {                                                                                                     \
@@ -154,6 +166,7 @@ static inline int64_t nbl__max_i64(int64_t a, int64_t b)
 }
 static inline int64_t nbl__ceil_div(int64_t a, int64_t b)
 {
+    assert(a >= 0 && b > 0);
     return a / b + (a % b != 0);
 }
 

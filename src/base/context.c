@@ -143,6 +143,7 @@ struct nbl__device *nbl__context_device(const nbl_context *ctx)
 void nbl__context_set_device(nbl_context *ctx, struct nbl__device *device,
                              void (*close)(struct nbl__device *device))
 {
+    assert(ctx->device == NULL && device && close);
     ctx->device = device;
     ctx->close_device = close;
 }
@@ -198,6 +199,7 @@ static void store(nbl_context *ctx, const char *text)
     }
     size_t head = char_start(text, room / 2, -1), gap_size = sizeof gap - 1,
            tail = char_start(text, length - (room - room / 2 - gap_size), 1);
+    assert(head <= tail && tail <= length && head + gap_size + (length - tail) <= room);
     memcpy(ctx->message, text, head);
     memcpy(ctx->message + head, gap, gap_size);
     memcpy(ctx->message + head + gap_size, text + tail, length - tail + 1);
@@ -311,6 +313,7 @@ void nbl__log(nbl_context *ctx, nbl_log_level level, const char *format, ...)
 
 void nbl__team_enter(nbl_context *ctx)
 {
+    assert(!ctx->in_team); /* teams do not nest */
     ctx->team_status = NBL_OK;
     ctx->caller = pthread_self();
     ctx->in_team = true;
@@ -318,6 +321,7 @@ void nbl__team_enter(nbl_context *ctx)
 
 nbl_status nbl__team_leave(nbl_context *ctx)
 {
+    assert(ctx->in_team && pthread_equal(ctx->caller, pthread_self()));
     ctx->in_team = false;
     return ctx->team_status;
 }

@@ -72,12 +72,15 @@ static void await_round(nbl__pool *pool, uint_fast64_t seen)
 /* Stores a new round number with `wanted` workers. */
 static void set_round(nbl__pool *pool, int wanted)
 {
+    assert(wanted >= 0 && wanted < NBL_MAX_THREADS); /* else it would change the count */
     uint_fast64_t count = atomic_load(&pool->round) / NBL_MAX_THREADS + 1;
     (void)atomic_exchange(&pool->round, count * NBL_MAX_THREADS + (uint_fast64_t)wanted);
 }
 
 static void open_round(nbl__pool *pool, nbl__work *work, int wanted)
 {
+    /* Rounds do not overlap: a worker that is late for an old one leaves `work` alone. */
+    assert(wanted > 0 && wanted <= pool->started && atomic_load(&pool->round) % NBL_MAX_THREADS == 0);
     pool->work = work;
     set_round(pool, wanted);
     if (atomic_load(&pool->parked) == 0) return;
@@ -151,6 +154,7 @@ static void start(nbl__pool *pool, int wanted)
     sigfillset(&all);
     sigdelset(&all, SIGBUS); /* raised by the thread that reads a missing page; see file_guard.h */
     pthread_sigmask(SIG_SETMASK, &all, &before);
+    assert(!pool->quit && wanted < NBL_MAX_THREADS);
     while (pool->started < wanted) {
         struct nbl__seat *seat = &pool->seats[pool->started];
         seat->pool = pool;
@@ -166,6 +170,7 @@ static void start(nbl__pool *pool, int wanted)
 int nbl__team_size(const nbl_context *ctx, int64_t items)
 {
     int threads = nbl_threads(ctx);
+    assert(threads >= 1 && threads <= NBL_MAX_THREADS);
     return items < threads ? (int)nbl__max_i64(items, 1) : threads;
 }
 

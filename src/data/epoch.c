@@ -126,6 +126,7 @@ static nbl_status pack(nbl__data *d, packing *p, int64_t *order, bool in_order, 
     /* sizes of bins → begins of bins (prefix sum) → examples to their bins */
     for (int64_t i = 0; i < p->count; i++) p->fill[p->bin[i] + 1]++;
     for (int64_t i = 0; i < p->bin_count; i++) p->fill[i + 1] += p->fill[i];
+    assert(p->fill[p->bin_count] == p->count); /* every example is in a bin */
     memcpy(bounds, p->fill, (size_t)(p->bin_count + 1) * sizeof *bounds);
     for (int64_t i = 0; i < p->count; i++) order[p->fill[p->bin[i]]++] = p->items[i];
     return NBL_OK;
@@ -138,6 +139,7 @@ static nbl_status pack(nbl__data *d, packing *p, int64_t *order, bool in_order, 
 static void gather(const nbl__data *d, nbl__epoch *e, int64_t bins)
 {
     int64_t size = d->config->micro_batch_size;
+    assert(size >= 1 && bins <= e->room);
     e->batch_count = nbl__ceil_div(bins, size);
     for (int64_t b = 0; b <= e->batch_count; b++) e->starts[b] = e->starts[nbl__min_i64(b * size, bins)];
     for (int64_t b = 0; b < e->batch_count; b++) {

@@ -65,6 +65,7 @@ static nbl__value columns_gradient(nbl__graph *g, nbl__value view, const nbl__sl
         g->values[storage].gradient = whole;
     }
     int64_t first = g->values[view].offset, count = nbl__row_elements(made);
+    assert(storage && first >= 0 && first + count <= nbl__last(&g->values[storage].tensor));
     for (nbl__value v = whole + 1; v <= g->value_count; v++) {
         const nbl__value_info *other = &g->values[v];
         if (other->alias != whole || other->offset >= first + count ||
@@ -82,6 +83,7 @@ static nbl__value columns_gradient(nbl__graph *g, nbl__value view, const nbl__sl
     info->alias = whole;
     info->offset = first;
     g->values[whole].columns_written += count;
+    assert(g->values[whole].columns_written <= nbl__last(&g->values[whole].tensor));
     return value;
 }
 
@@ -138,6 +140,7 @@ static bool bind_cotangents(nbl__graph *g, const nbl__node *node)
     const nbl__slot *slots = node->family->slots;
     for (const nbl__slot *slot = slots; slot->name; slot++) {
         if (slot->role != NBL_ROLE_COTANGENT) continue;
+        assert(slot->of && nbl__slot_find(node->family, slot->of)->role == NBL_ROLE_OUTPUT);
         nbl__value output = node->bound[nbl__slot_find(node->family, slot->of) - slots];
         nbl__value gradient = output && has_all_columns(g, output) ? g->values[output].gradient : 0;
         node->bound[slot - slots] = gradient;
@@ -155,6 +158,7 @@ static bool wants_gradient(const nbl__graph *g, nbl__value value)
 static nbl__value wanting(const nbl__graph *g, const nbl__node *node, const char *of)
 {
     if (of == NULL) return 0;
+    assert(nbl__slot_is_read(nbl__slot_find(node->family, of)));
     nbl__value input = node->bound[nbl__slot_find(node->family, of) - node->family->slots];
     return wants_gradient(g, input) ? input : 0;
 }
@@ -180,6 +184,7 @@ static nbl__value gradient_value(nbl__graph *g, const nbl__node *node, const nbl
 static void hand_on(nbl__graph *g, nbl__value input, nbl__value gradient)
 {
     if (input == 0) return;
+    assert(gradient > 0 || g->status != NBL_OK);
     if (g->values[input].trained) g->values[input].gradient = gradient;
     else contribute(g, input, gradient);
 }
@@ -310,6 +315,7 @@ nbl_status nbl__graph_differentiate(nbl__graph *g, nbl__value result, nbl__value
     if (g->status != NBL_OK) return g->status;
     NBL_CHECK(g->ctx, g->values[result].differentiable, NBL_ERROR_ARGUMENT,
               "%s does not depend on anything that is trained", g->values[result].name);
+    assert(seed > 0 && seed <= g->value_count && g->values[result].gradient == 0);
     g->values[result].gradient = seed;
     g->layer = -1;
     for (int i = g->node_count - 1; i >= 0 && g->status == NBL_OK; i--) {

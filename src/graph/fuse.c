@@ -64,6 +64,8 @@ static bool fuse_nodes(nbl__graph *g, const fusion *f, const nbl__node *first, c
                        nbl__node *fused)
 {
     int slots = 0;
+    assert(f->first_at + f->first->size <= f->fused->size &&
+           f->second_at + f->second->size <= f->fused->size);
     while (f->fused->slots[slots].name) slots++;
     *fused = *second;
     fused->family = f->fused;

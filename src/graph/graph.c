@@ -38,6 +38,7 @@ bool nbl__graph_failed(nbl__graph *g, nbl_status status)
 /* Makes room for one more element, by doubling. The array moves when it grows. */
 static bool grow(nbl__graph *g, void **array, int count, int *room, size_t size)
 {
+    assert(count >= 0 && (*room == 0 || count <= *room));
     if (count < *room) return true;
     int wanted = *room ? *room * 2 : 256;
     void *larger = nbl__alloc_array(g->ctx, (size_t)wanted, size);
@@ -86,6 +87,7 @@ nbl__value nbl__graph_value(nbl__graph *g, nbl__kind kind, const char *name, nbl
 {
     nbl__value value = nbl__graph_new(g, kind, copy_name(g, name));
     if (value == 0) return 0;
+    assert(rank >= 0 && rank <= NBL_MAX_RANK);
     nbl_tensor *t = &g->values[value].tensor;
     *t = (nbl_tensor){.dtype = dtype, .rank = rank};
     memcpy(t->shape, shape, (size_t)rank * sizeof *shape);
@@ -102,6 +104,7 @@ nbl__value nbl__graph_weight(nbl__graph *g, const char *name, const nbl_weight *
 
 void nbl__graph_pin(nbl__graph *g, nbl__value value)
 {
+    assert(value >= 0 && value <= g->value_count);
     if (g->status == NBL_OK && value) g->values[value].pinned = true;
 }
 
@@ -188,7 +191,11 @@ nbl__value nbl__graph_columns(nbl__graph *g, nbl__value value, int64_t first, in
 
 nbl__value nbl__graph_storage(const nbl__graph *g, nbl__value value)
 {
-    while (g->values[value].alias) value = g->values[value].alias;
+    assert(value > 0 && value <= g->value_count);
+    while (g->values[value].alias) {
+        assert(g->values[value].alias < value); /* a view comes after what it views: no cycles */
+        value = g->values[value].alias;
+    }
     return value;
 }
 
@@ -207,6 +214,7 @@ static void refresh_view(nbl__graph *g, nbl__value value)
 void nbl__graph_add_step(nbl__graph *g, int node, bool backward)
 {
     if (g->status != NBL_OK) return;
+    assert(node >= 0 && node < g->node_count && g->nodes[node].family);
     if (!grow(g, (void **)&g->steps, g->step_count, &g->step_room, sizeof *g->steps)) return;
     g->steps[g->step_count++] = (nbl__step){node, backward};
 }
@@ -285,7 +293,10 @@ void nbl__graph_bind(nbl__graph *g, const void *field, nbl__value value)
         nbl__graph_failed(g,
                           nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s is a view of columns, %s is a weight",
                                     node->name, g->values[value].name, slot->name));
-    else node->bound[slot - node->family->slots] = value; /* slots and bindings are parallel arrays */
+    else {
+        assert(value > 0 && value <= g->value_count);
+        node->bound[slot - node->family->slots] = value; /* slots and bindings are parallel arrays */
+    }
 }
 
 /* A dense nbl_weight over a tensor. */
@@ -329,6 +340,7 @@ void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *boun
             continue;
         }
         nbl_tensor *tensor = field;
+        assert(value >= 0 && value <= g->value_count);
         if (value) refresh_view(g, value);
         *tensor = value ? g->values[value].tensor : (nbl_tensor){0};
         if (value) tensor->data = address ? address(user, value) : stand_in(g, value);
@@ -339,6 +351,7 @@ void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *boun
 bool nbl__slot_kept(const nbl__family *family, const nbl__slot *slot, const nbl__value *bound)
 {
     if (!slot->kept || slot->instead == NULL) return slot->kept;
+    assert(nbl__slot_find(family, slot->instead));
     return bound[nbl__slot_find(family, slot->instead) - family->slots] == 0;
 }
 
@@ -382,6 +395,7 @@ nbl__value nbl__graph_end(nbl__graph *g)
 {
     int index = g->node_count - 1;
     if (g->status != NBL_OK) return 0;
+    assert(index >= 0 && g->nodes[index].family);
     /* a copy, because adding values may move g->values; node.bound still points to the node's
      * array */
     nbl__node node = g->nodes[index];

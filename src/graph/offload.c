@@ -131,6 +131,9 @@ static nbl_status add_step(rewrite *r, nbl__offload_copy arguments, nbl__value x
     if (node == NULL || a == NULL || bound == NULL) return NBL_ERROR_MEMORY;
     *a = arguments;
     bound[0] = x, bound[1] = y;
+    assert(arguments.slot >= 0 && arguments.slot < NBL_OFFLOAD_SLOTS && arguments.offset % 64 == 0);
+    /* the room that nbl__plan_offload has made */
+    assert((x > 0) != (y > 0) && r->step_count < r->plan->step_count + 4 * r->count);
     *node = (nbl__node){.name = r->plan->graph->values[x ? x : y].name,
                         .family = &nbl__offload_copy_family,
                         .arguments = a,
@@ -158,6 +161,7 @@ static nbl_status leave(rewrite *r)
 {
     int k = r->gone++;
     traveller *t = r->leaves[k];
+    assert(t->put == NULL);
     if (k >= NBL_OFFLOAD_SLOTS) NBL_TRY(wait_for(r, k, r->leaves[k - NBL_OFFLOAD_SLOTS]->value));
     nbl__offload_copy a = {
         .what = NBL_OFFLOAD_STORE, .slot = k % NBL_OFFLOAD_SLOTS, .offset = r->plan->host_bytes};
@@ -178,6 +182,7 @@ static nbl_status get(rewrite *r, int k)
 {
     nbl__graph *g = r->plan->graph;
     traveller *t = r->comes[k];
+    assert(t->put && t->back == 0); /* stored in forward, loaded once */
     t->back = nbl__graph_new(g, NBL_KIND_ACTIVATION, g->values[t->value].name);
     if (t->back == 0) return NBL_ERROR_MEMORY;
     g->values[t->back].tensor = g->values[t->value].tensor;
@@ -250,6 +255,7 @@ nbl_status nbl__plan_offload(nbl__plan *plan)
         else NBL_TRY(push_backward(&r, plan->steps[i]));
         while (r.gone + 1 < r.count && i == r.leaves[r.gone]->last) NBL_TRY(leave(&r));
     }
+    assert(r.gone == r.count - 1 && r.fetched == r.gone); /* all are stored, and all come back */
     plan->steps = r.steps;
     plan->step_count = r.step_count;
     return NBL_OK;

@@ -32,12 +32,25 @@ static bool live_together(const nbl__piece *a, const nbl__piece *b)
     return a->first <= b->last && b->first <= a->last;
 }
 
+/* True if no two pieces that are live at the same step share a byte. For assertions; O(count²). */
+static bool are_disjoint(nbl__piece *const *pieces, int count)
+{
+    for (int i = 0; i < count; i++)
+        for (int k = 0; k < i; k++) {
+            const nbl__piece *a = pieces[i], *b = pieces[k];
+            if (live_together(a, b) && a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes)
+                return false;
+        }
+    return true;
+}
+
 size_t nbl__assign_offsets(nbl__piece **pieces, int count)
 {
     qsort(pieces, (size_t)count, sizeof *pieces, larger_first);
     size_t end = 0;
     for (int i = 0; i < count; i++) {
         nbl__piece *it = pieces[i];
+        assert(it->bytes > 0 && it->bytes % 64 == 0 && it->first <= it->last);
         /* Pieces [0, i) have offsets and are sorted by them: take the first gap between those
          * alive at the same time. */
         size_t at = 0;
@@ -53,6 +66,7 @@ size_t nbl__assign_offsets(nbl__piece **pieces, int count)
         for (; k > 0 && pieces[k - 1]->offset > at; k--) pieces[k] = pieces[k - 1];
         pieces[k] = it;
     }
+    nbl__assert_slow(are_disjoint(pieces, count));
     return end;
 }
 
@@ -96,6 +110,31 @@ static void measure_lives(const nbl__plan *plan, nbl__piece *lives)
     }
 }
 
+/* True if the step writes memory of `storage`. */
+static bool writes(const nbl__plan *plan, const nbl__planned_step *step, nbl__value storage)
+{
+    const nbl__slot *slots = step->node->family->slots;
+    for (const nbl__slot *slot = slots; slot->name; slot++) {
+        nbl__value value = step->bound[slot - slots];
+        bool written = step->backward ? slot->role == NBL_ROLE_GRADIENT
+                                      : slot->role == NBL_ROLE_OUTPUT || slot->role == NBL_ROLE_SAVED;
+        if (written && value && nbl__graph_storage(plan->graph, value) == storage) return true;
+    }
+    return false;
+}
+
+/* True if the first step that touches an activation writes it: no step reads what no earlier step
+ * has written. For assertions. */
+static bool is_ordered(const nbl__plan *plan)
+{
+    for (nbl__value v = 1; v <= plan->graph->value_count; v++) {
+        const nbl__piece *life = &plan->lives[v];
+        bool activation = plan->graph->values[v].kind == NBL_KIND_ACTIVATION;
+        if (activation && life->last >= 0 && !writes(plan, &plan->steps[life->first], v)) return false;
+    }
+    return true;
+}
+
 nbl_status nbl__plan_value_bytes(const nbl__plan *plan, nbl__value value, size_t *bytes)
 {
     const nbl__value_info *info = &plan->graph->values[value];
@@ -119,6 +158,7 @@ static int turn_of(const nbl__plan *plan)
 
 bool nbl__plan_is_saved(const nbl__plan *plan, nbl__value value)
 {
+    assert(value > 0 && value <= plan->graph->value_count);
     const nbl__piece *life = &plan->lives[value];
     int turn = turn_of(plan);
     return life->bytes && life->first < turn && life->last >= turn && turn < plan->step_count;
@@ -179,6 +219,7 @@ static void assign_kept_offsets(nbl__plan *plan, const nbl__piece *kept)
     for (int i = 0; i < plan->step_count; i++) plan->steps[i].kept = 0;
     for (int i = 0; i < plan->step_count; i++) {
         if (kept[i].bytes == 0) continue;
+        assert(kept[i].first >= 0 && kept[i].first < i && plan->steps[i].backward);
         nbl__planned_step *pair[] = {&plan->steps[kept[i].first], &plan->steps[i]};
         for (int k = 0; k < 2; k++) pair[k]->kept = kept[i].bytes, pair[k]->kept_offset = kept[i].offset;
     }
@@ -194,6 +235,7 @@ nbl_status nbl__plan_assign_offsets(nbl__plan *plan)
     if (plan->lives == NULL || order == NULL || plan->offset == NULL) return NBL_ERROR_MEMORY;
     memset(plan->bytes, 0, sizeof plan->bytes);
     measure_lives(plan, plan->lives);
+    nbl__assert_slow(is_ordered(plan));
     int count = 0;
     NBL_TRY(measure_values(plan, order, &count));
     nbl__piece *scratch = plan->lives + g->value_count + 1;
@@ -203,6 +245,7 @@ nbl_status nbl__plan_assign_offsets(nbl__plan *plan)
     }
     nbl__piece *kept = scratch + plan->step_count;
     measure_kept(plan, kept, order, &count);
+    assert((size_t)count <= room);
     plan->bytes[NBL_MEMORY_RUN] = nbl__assign_offsets(order, count);
     for (int v = 1; v <= g->value_count; v++)
         if (plan->lives[v].bytes) plan->offset[v] = plan->lives[v].offset;

@@ -52,6 +52,7 @@ static void pass_shapes_on(nbl__graph *g, const nbl__planned_step *step)
         *tensor = *nbl__slot_tensor(slot, step->arguments);
         tensor->data = NULL;
         /* A gradient that is written through views of its columns has no writer of its own. */
+        assert(tensor->row_stride == 0 || g->values[value].alias); /* a view of columns */
         if (tensor->row_stride) g->values[g->values[value].alias].tensor.shape[0] = tensor->shape[0];
     }
 }
@@ -138,6 +139,7 @@ static void choose_kept(const nbl__plan *plan)
 static nbl_status try_plan(nbl__plan *plan, const nbl__plan_options *options, nbl__recompute level,
                            int layers)
 {
+    assert(plan->memory[NBL_MEMORY_RUN] == NULL); /* no address of an earlier try is in use */
     nbl__arena_free(&plan->arena);
     plan->arena = nbl__arena_make(plan->ctx);
     plan->graph->value_count = plan->value_count; /* drop the values that an earlier try added */
@@ -173,6 +175,7 @@ static int layer_count(const nbl__graph *g)
  * fit. */
 static nbl_status fewest_layers(nbl__plan *plan, const nbl__plan_options *o, nbl__recompute level, int many)
 {
+    assert(many >= 1 && level > NBL_RECOMPUTE_NONE);
     int small = 0; /* invariant: `small` layers do not fit (0: not tried), `many` do */
     while (many - small > 1) {
         int middle = small + (many - small) / 2;

@@ -41,6 +41,7 @@ void *nbl__plan_address(const nbl__plan *plan, nbl__value value)
 {
     /* A view has no offset of its own in the plan. */
     nbl__value storage = nbl__graph_storage(plan->graph, value);
+    assert(plan->graph->values[storage].kind != NBL_KIND_WEIGHT); /* the loader's memory */
     return plan->memory[nbl__plan_class(&plan->graph->values[storage])] + plan->offset[storage] +
            bytes_into_storage(plan, value);
 }
@@ -64,6 +65,7 @@ static nbl_status bind_host(nbl__plan *plan, const nbl__device *device)
     for (int i = 0; i < plan->step_count; i++) {
         if (plan->steps[i].node->family != &nbl__offload_copy_family) continue;
         nbl__offload_copy *a = plan->steps[i].arguments;
+        assert(a->offset < plan->host_bytes);
         a->host = plan->host + a->offset;
     }
     return NBL_OK;
@@ -75,6 +77,7 @@ static nbl_status bind_host(nbl__plan *plan, const nbl__device *device)
 static nbl_status bind_to(nbl__plan *plan, const nbl__plan *host, bool all)
 {
     const nbl__device *device = nbl__device_of(plan->ctx);
+    assert(plan->steps && plan->memory[NBL_MEMORY_RUN] == NULL); /* made, and not bound yet */
     for (int i = 0; i < NBL_MEMORY_COUNT; i++) {
         /* kept: of the model; turns: shared by plans that run in turns */
         bool kept = i == NBL_MEMORY_PARAMETERS || i == NBL_MEMORY_STATES;
@@ -124,9 +127,27 @@ void nbl__plan_unbind(nbl__plan *plan)
         if (!plan->borrowed[i]) nbl__memory_free(plan->ctx, plan->memory[i], plan->bytes[i]);
 }
 
+/* True if every value still fits the bytes that were planned for it. For assertions. */
+static bool values_fit(const nbl__plan *plan)
+{
+    const nbl__graph *g = plan->graph;
+    for (nbl__value v = 1; v <= g->value_count; v++) {
+        const nbl__value_info *info = &g->values[v];
+        bool placed = info->kind != NBL_KIND_WEIGHT && info->alias == 0 && info->tensor.rank > 0;
+        bool run = nbl__plan_class(info) == NBL_MEMORY_RUN;
+        size_t bytes, end = run ? plan->lives[v].bytes : plan->bytes[nbl__plan_class(info)] - plan->offset[v];
+        if (!placed || (run && plan->lives[v].last < 0)) continue;
+        if (nbl__plan_value_bytes(plan, v, &bytes) != NBL_OK || bytes > end) return false;
+    }
+    return true;
+}
+
 nbl_status nbl__plan_resize(nbl__plan *plan)
 {
-    return nbl__plan_infer(plan, false, address);
+    assert(plan->memory[NBL_MEMORY_RUN]);
+    NBL_TRY(nbl__plan_infer(plan, false, address));
+    nbl__assert_slow(values_fit(plan));
+    return NBL_OK;
 }
 
 nbl_status nbl__plan_clear_gradients(nbl__plan *plan)
@@ -140,6 +161,9 @@ nbl_status nbl__plan_clear_gradients(nbl__plan *plan)
 nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step)
 {
     uint8_t *run = plan->memory[NBL_MEMORY_RUN];
+    assert(run && step->impl && step->scratch_offset % 64 == 0 && step->kept_offset % 64 == 0);
+    assert(step->scratch_offset + step->scratch <= plan->bytes[NBL_MEMORY_RUN]);
+    assert(step->kept == 0 || step->kept_offset + step->kept <= plan->bytes[NBL_MEMORY_RUN]);
     nbl_status status = nbl__op_run_within(plan->ctx, step->op, step->impl, step->arguments,
                                            run + step->scratch_offset, step->scratch,
                                            step->kept > 0 ? run + step->kept_offset : NULL);
@@ -169,6 +193,7 @@ static nbl_status move_span(const nbl__plan *plan, nbl__kind kind, size_t begin,
     const nbl__device *device = nbl__device_of(plan->ctx);
     uint8_t *memory = plan->memory[NBL_MEMORY_INPUTS] + begin, *host = plan->mirror + begin;
     if (begin == end) return NBL_OK;
+    assert(begin < end && end <= plan->bytes[NBL_MEMORY_INPUTS]);
     return kind == NBL_KIND_INPUT ? device->write_later(plan->ctx, memory, host, end - begin)
                                   : device->read_later(plan->ctx, host, memory, end - begin);
 }
@@ -207,6 +232,7 @@ typedef struct part {
 
 uint64_t nbl__plan_key(const nbl__plan *plan, int count, bool ends)
 {
+    assert(count >= 0 && count <= plan->step_count);
     uint64_t key = nbl__hash(ends, &count, sizeof count);
     for (int i = 0; i < count; i++)
         key = nbl__hash(key, plan->steps[i].arguments, plan->steps[i].node->family->size);
@@ -246,6 +272,8 @@ static nbl_status launch(nbl__plan *plan, part p)
     plan->key_count = p.count;
     plan->key_ends = p.ends;
     uint64_t key = plan->key;
+    /* Whoever changes an argument calls nbl__plan_touch. */
+    nbl__assert_slow(key == nbl__plan_key(plan, p.count, p.ends));
     nbl__captured_graph *oldest = &plan->captured_graphs[0];
     /* profile the second run: the first one is slower */
     if (++plan->runs == 2 && device->profiles) return enqueue(plan, p, true);

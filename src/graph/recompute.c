@@ -114,6 +114,7 @@ static void find_kept(rewrite *r)
 
 static void push(rewrite *r, nbl__planned_step step)
 {
+    assert(r->count < r->room);
     r->steps[r->count++] = step;
 }
 
@@ -125,6 +126,7 @@ static nbl__value copy_of(rewrite *r, nbl__value value, nbl__value alias)
 {
     nbl__value copy = nbl__graph_new(r->g, NBL_KIND_ACTIVATION, r->g->values[value].name);
     if (copy == 0) return 0;
+    assert(value <= r->plan->value_count && r->now[value] == 0); /* an original, copied once */
     r->g->values[copy].tensor = r->g->values[value].tensor;
     r->g->values[copy].alias = alias;
     r->g->values[copy].offset = r->g->values[value].offset;
@@ -154,6 +156,7 @@ static void repeat_node(rewrite *r, int index, int layer)
 {
     const nbl__node *node = &r->g->nodes[index];
     const nbl__slot *slots = node->family->slots;
+    assert(node->layer == layer && !node->prepares);
     int slot_count = 0;
     while (slots[slot_count].name) slot_count++;
     nbl__value *bound = nbl__arena_alloc(&r->plan->arena, (size_t)slot_count * sizeof *bound);
@@ -187,6 +190,10 @@ static void repeat_node(rewrite *r, int index, int layer)
  * compute it. A view of a recomputed value is a new view of the copy. */
 static nbl__value again(rewrite *r, nbl__value value, int layer)
 {
+    assert(value > 0 && value <= r->plan->value_count);
+    /* After a failure r->now lacks copies, and nodes would be repeated for each of their users:
+     * more often than r->steps has room for. */
+    if (r->g->status != NBL_OK) return value;
     if (r->now[value]) return r->now[value];
     if (!may_repeat(r, value, layer)) return value;
     nbl__value viewed = r->g->values[value].alias;
@@ -233,7 +240,7 @@ nbl_status nbl__plan_recompute(nbl__plan *plan)
     r.kept = nbl__arena_alloc(&plan->arena, (size_t)(plan->graph->value_count + 1) * sizeof *r.kept);
     if (r.steps == NULL || r.now == NULL || r.kept == NULL) return NBL_ERROR_MEMORY;
     find_kept(&r);
-    for (int i = 0; i < plan->step_count; i++) {
+    for (int i = 0; i < plan->step_count && plan->graph->status == NBL_OK; i++) {
         const nbl__planned_step *step = &plan->steps[i];
         r.level = nbl__plan_recompute_level(plan, step->node->layer);
         if (step->backward && step->node->layer >= 0 && r.level != NBL_RECOMPUTE_NONE)

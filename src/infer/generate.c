@@ -54,6 +54,14 @@ static void sift(candidate *heap, int64_t at, int64_t n)
     heap[at] = moved;
 }
 
+/* True if the candidates are in order. For assertions. */
+static bool are_sorted(const candidate *list, int64_t n)
+{
+    for (int64_t i = 1; i < n; i++)
+        if (comes_after(&list[i - 1], &list[i])) return false;
+    return true;
+}
+
 /* Heapsort, highest logit first, O(n log n). qsort may allocate, which a step must not. */
 static void sort_candidates(candidate *list, int64_t n)
 {
@@ -64,6 +72,7 @@ static void sort_candidates(candidate *list, int64_t n)
         list[end] = last;
         sift(list, 0, end);
     }
+    nbl__assert_slow(are_sorted(list, n));
 }
 
 /* Repetition penalty of sequence s: each id of the prompt or the result is penalised once. */
@@ -77,6 +86,7 @@ static void penalise(const writer *w, int64_t s, float *logits)
     for (int l = 0; l < 2; l++)
         for (int64_t t = 0; t < lists[l]->count; t++) {
             int32_t id = lists[l]->ids[t];
+            assert(id >= 0 && id < w->model->decoder.vocabulary);
             if (w->sorted[id].id++) continue;
             logits[id] = logits[id] > 0 ? logits[id] / penalty : logits[id] * penalty;
         }
@@ -116,6 +126,7 @@ static int64_t first_non_finite(const float *logits, int64_t n)
 static int64_t keep(const writer *w, int64_t n)
 {
     const nbl_generate_options *how = w->how;
+    assert(n >= 1 && isfinite(w->sorted[0].logit));
     /* Probabilities are relative to the highest logit, which is the first. */
     if (how->top_k > 0 && how->top_k < n) n = how->top_k;
     double total = 0, sum = 0, first = (double)w->sorted[0].logit;
@@ -141,6 +152,7 @@ static int32_t sample(const writer *w, int64_t s, float *logits)
     sort_candidates(w->sorted, n);
     if (!isfinite(w->sorted[0].logit)) return best(logits, n); /* logit / temperature overflowed */
     n = keep(w, n);
+    assert(n >= 1 && n <= w->model->decoder.vocabulary);
     double total = 0, first = (double)w->sorted[0].logit;
     for (int64_t i = 0; i < n; i++) total += exp((double)w->sorted[i].logit - first);
     /* Draw u in [0, total) and find the candidate at which the running sum exceeds it. */
@@ -229,6 +241,7 @@ static nbl_status advance(writer *w, nbl__session *s)
     for (int64_t i = 0; i < w->active_count; i++) {
         int64_t sequence = w->active[i];
         nbl_generated *r = &w->results[sequence];
+        assert(staying <= i && !r->stopped && r->ids.count < w->how->max_tokens);
         int32_t id = 0;
         NBL_TRY(s->build.picks ? picked(w, s, sequence, &id) : chosen(w, i, &id));
         r->stopped = is_end(w, id);
@@ -255,6 +268,7 @@ static nbl_status prefill(writer *w, nbl__session *s)
     int32_t *rows = nbl__session_input(s, s->build.rows, tokens),
             *last = nbl__session_input(s, s->build.last, w->count);
     for (int64_t i = 0; i < w->count; i++) {
+        assert(w->prompts[i].count <= s->build.cache_size);
         for (int64_t t = 0; t < w->prompts[i].count; t++) rows[at++] = (int32_t)(i * s->build.cache_size + t);
         last[i] = (int32_t)at - 1;
         w->length[i] = w->prompts[i].count;
@@ -280,6 +294,7 @@ static nbl_status decode(writer *w, nbl__session *s)
         bool goes_on = false;
         for (int64_t a = 0; a < w->active_count; a++) goes_on |= w->active[a] == i;
         int64_t position = goes_on ? w->length[i]++ : w->length[i] - 1;
+        assert(position >= 0 && position < s->build.cache_size);
         ids[i] = made->count ? made->ids[made->count - 1] : w->prompts[i].ids[w->prompts[i].count - 1];
         positions[i] = (int32_t)position;
         rows[i] = (int32_t)(i * s->build.cache_size + position);

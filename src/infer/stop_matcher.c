@@ -52,6 +52,7 @@ static nbl_status add_stop(nbl_stop_matcher *m, const nbl_string *string)
     s->size = string->size;
     s->back[0] = 0;
     for (size_t i = 1, k = 0; i < s->size; i++) {
+        assert(k < i); /* a proper prefix */
         while (k > 0 && text[k] != text[i]) k = s->back[k - 1];
         k += text[k] == text[i];
         s->back[i] = k;
@@ -93,6 +94,7 @@ static size_t follow(nbl_stop_matcher *m, char c)
 {
     size_t longest = 0;
     for (stop *s = m->stops; s < m->stops + m->count; s++) {
+        assert(s->matched < s->size);
         while (s->matched > 0 && s->text[s->matched] != c) s->matched = s->back[s->matched - 1];
         s->matched += s->text[s->matched] == c;
         if (s->matched < s->size) continue;
@@ -105,6 +107,7 @@ static size_t follow(nbl_stop_matcher *m, char c)
 /* Removes the bytes that the last call handed out; the caller's view of them ends here. */
 static void drop_shown(nbl_stop_matcher *m)
 {
+    assert(m->shown <= m->pending.size);
     m->pending.size -= m->shown;
     if (m->pending.size) memmove(m->pending.text, m->pending.text + m->shown, m->pending.size);
     m->shown = 0;
@@ -127,12 +130,14 @@ nbl_status nbl_stop_matcher_push(nbl_stop_matcher *m, nbl_string text, nbl_strin
         if (found == 0) continue;
         m->stopped = true;
         *stopped = true;
+        assert(found <= at + 1); /* held back since its first byte */
         m->pending.size = at + 1 - found;
         break;
     }
     /* Hold back the longest prefix of a stop string that the text ends with. */
     for (int64_t i = 0; !m->stopped && i < m->count; i++)
         if (m->stops[i].matched > entry) entry = m->stops[i].matched;
+    assert(entry <= m->pending.size);
     m->shown = m->pending.size - entry;
     *shown = (nbl_string){m->pending.text, m->shown};
     return NBL_OK;

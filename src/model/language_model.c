@@ -154,6 +154,7 @@ static nbl_status quantize_entry(nbl_model *m, struct nbl__weight_entry *entry, 
     nbl_weight w = entry->weight;
     if (m->plan_only) return describe_entry(entry, &load->how), NBL_OK;
     NBL_TRY(cut_parts(m, entry, load, &cut, &parts, &temporary));
+    assert(cut.used <= m->quantized_bytes); /* reserve_quantized has counted the same parts */
     m->quantized_used = cut.used;
     void *scales = nbl__alloc(m->ctx, temporary);
     if (scales == NULL) return NBL_ERROR_MEMORY;

@@ -119,6 +119,7 @@ static nbl_status add_value(nbl_model_plan *report, const nbl_planned_value *val
     NBL_TRY(GROW(report, values));
     nbl_planned_value *items = report->values.items;
     while (at > 0 && items[at - 1].bytes < value->bytes) at--;
+    assert(at <= report->values.count && report->values.count < report->values.room);
     memmove(items + at + 1, items + at, (size_t)(report->values.count++ - at) * sizeof *items);
     items[at] = *value;
     items[at].name = nbl__arena_strdup(&report->names, value->name); /* the graph's names end with it */

@@ -55,6 +55,7 @@ uint64_t nbl__dequantized_choose(nbl_model *m, uint64_t room, bool *more)
                                    .dtype = m->dtype,
                                    .rank = 2,
                                    .shape = {it->weight.shape[0], it->weight.shape[1]}};
+        assert(nbl__weight_bytes(&it->as_used) >= nbl__weight_bytes(&it->weight) && taken <= room);
         uint64_t extra = nbl__weight_bytes(&it->as_used) - nbl__weight_bytes(&it->weight);
         full = extra > room - taken;
         if (full) break;

@@ -287,6 +287,7 @@ void nbl__session_close(nbl__session *session)
 int32_t *nbl__session_input(nbl__session *s, nbl__value value, int64_t n)
 {
     nbl_tensor *t = &nbl__info(&s->graph, value)->tensor;
+    assert(value > 0 && nbl__info(&s->graph, value)->kind == NBL_KIND_INPUT && n >= 0);
     s->resized |= t->shape[0] != n;
     t->shape[0] = n;
     return nbl__plan_data(&s->plan, value);
@@ -315,6 +316,7 @@ nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t 
         }
         starts[i + 1] = (int32_t)at;
     }
+    assert(at == tokens);
     return nbl__session_resize(s);
 }
 

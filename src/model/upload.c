@@ -60,6 +60,7 @@ static nbl_status store(const upload *u, nbl_weight weight, uint8_t *base, size_
     part parts[5];
     *device_view = weight;
     for (int i = 0, n = parts_of(&weight, parts); i < n; i++) {
+        assert(*used % ALIGNMENT == 0);
         if (base) {
             const void *from = *pointer_of(&weight, &parts[i]);
             *pointer_of(device_view, &parts[i]) = base + *used;
@@ -79,6 +80,7 @@ static nbl_status store_dequantized(upload *u, struct nbl__weight_entry *entry)
     if (packed_bytes > u->packed_bytes) u->packed_bytes = packed_bytes;
     if (u->base) {
         uint8_t *to = u->base + u->used;
+        assert(u->packed && entry->as_used.data == NULL);
         NBL_TRY(u->device->dequantize(u->m->ctx, &packed, entry->as_used.dtype, to));
         entry->as_used.data = to;
     }

@@ -83,6 +83,7 @@ const char *nbl__dense_only(const nbl__family *family, bool backward, const void
 nbl_status nbl__infer(nbl_context *ctx, const nbl__family *family, bool backward, void *arguments)
 {
     const nbl__op *op = backward ? &family->backward : &family->forward;
+    assert(op->name); /* the family has this direction */
     NBL_TRY(op->infer(ctx, arguments));
     return check_strides(ctx, family, op, arguments);
 }
@@ -172,6 +173,7 @@ nbl_status nbl__op_run_within(nbl_context *ctx, const nbl__op *op, const nbl__im
               op->name, scratch_bytes, impl->name, needed);
     NBL_CHECK(ctx, (uintptr_t)scratch % 64 == 0, NBL_ERROR_ARGUMENT, "%s: scratch is not aligned to 64 bytes",
               op->name);
+    assert(impl->needs <= nbl__isa(ctx)); /* else an illegal instruction */
     /* In debug mode every kernel is waited for, so that an error names the kernel that caused it. */
     nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__device_of(ctx), kept};
     NBL_TRY(impl->run(&call, arguments));
@@ -244,6 +246,7 @@ nbl_status nbl__check_matrix(nbl_context *ctx, const char *op, const char *name,
 void nbl__output_like(nbl_tensor *out, const nbl_tensor *like, int64_t last, nbl_dtype dtype)
 {
     nbl_tensor before = *out;
+    assert(like->rank >= 1);
     *out = *like;
     out->data = before.data;
     out->row_stride = before.row_stride;
@@ -253,6 +256,7 @@ void nbl__output_like(nbl_tensor *out, const nbl_tensor *like, int64_t last, nbl
 
 void nbl__output_vector(nbl_tensor *out, nbl_dtype dtype, int rank, int64_t first, int64_t second)
 {
+    assert(rank == 1 || rank == 2);
     *out = (nbl_tensor){.dtype = dtype,
                         .rank = rank,
                         .shape = {first, second},

@@ -191,6 +191,7 @@ int nbl__slot_at(const nbl__family *family, size_t offset);
  * nbl__slot_is_weight(). */
 static inline nbl_tensor *nbl__slot_tensor(const nbl__slot *slot, void *arguments)
 {
+    assert(slot->role != NBL_ROLE_WEIGHT && slot->role != NBL_ROLE_OPTIONAL_WEIGHT);
     return (nbl_tensor *)(void *)((char *)arguments + slot->offset);
 }
 /* Does the slot hold an nbl_weight instead of an nbl_tensor? */
@@ -288,6 +289,7 @@ typedef struct nbl__cut {
 static inline void *nbl__cut_bytes(nbl__cut *cut, size_t bytes)
 {
     void *piece = (void *)((uintptr_t)cut->base + cut->used);
+    assert((uintptr_t)piece % 64 == 0 && bytes <= PTRDIFF_MAX);
     cut->used += (bytes + 63) / 64 * 64;
     return piece;
 }

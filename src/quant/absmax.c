@@ -108,6 +108,7 @@ NBL_TARGET_AVX512 static int64_t largest_32_avx512(const uint8_t *values, int64_
 
 float nbl__absmax(nbl_isa isa, nbl_dtype dtype, const void *values, int64_t n, int64_t *non_finite)
 {
+    assert(n >= 0 && nbl__is_compute(dtype));
     uint32_t largest = 0, infinity = dtype == NBL_DTYPE_F32   ? 0x7f800000
                                      : dtype == NBL_DTYPE_F16 ? 0x7c00
                                                               : 0x7f80;

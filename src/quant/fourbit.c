@@ -31,6 +31,7 @@ void nbl__fourbit_dequantize(nbl_isa isa, const nbl_weight *weight, const float 
     for (int64_t i = begin, stop; i < end; i = stop) {
         source.first_block = i >> shift;
         stop = nbl__min_i64(end, (source.first_block + BLOCKS) << shift);
+        assert(((stop - 1) >> shift) - source.first_block < BLOCKS);
         nbl__nested_dequantize(weight, source.first_block, ((stop - 1) >> shift) - source.first_block + 1,
                                scales);
         nbl__lookup_dequantize(isa, &source, i, stop, dtype,
@@ -114,6 +115,7 @@ int64_t nbl__fourbit_encode(nbl_isa isa, nbl_format format, int64_t block, nbl_d
             else nbl__fp4_encode_block(isa, piece + b, length, 1 / absmax, loose + b);
             spare = format == NBL_FORMAT_NF4 ? 7 : 0;
         }
+        assert(i % 2 == 0); /* a piece begins with a byte of its own */
         loose[count] = spare;
         pack(isa, loose, count + (count & 1), codes + i / 2);
     }

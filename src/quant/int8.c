@@ -108,6 +108,7 @@ void nbl__int8_dequantize(nbl_isa isa, const nbl_weight *weight, int64_t begin, 
     if (begin >= end) return;
     /* The range may begin and end within a row. */
     int64_t columns = weight->shape[weight->rank - 1], row = begin / columns;
+    assert(begin >= 0 && weight->scales);
     const int8_t *codes = weight->data;
     uint8_t *target = out;
     for (int64_t i = begin, stop; i < end; i = stop, row++) {

@@ -23,6 +23,7 @@ static inline unsigned code_at(const nbl__lookup *s, int64_t i)
 /* The scale of element i's block. */
 static inline float scale_of(const nbl__lookup *s, int64_t i)
 {
+    assert((i >> s->block_shift) >= s->first_block);
     return s->scales[(i >> s->block_shift) - s->first_block];
 }
 
@@ -230,6 +231,7 @@ NBL_TARGET_AVX512 static void dequantize_lookup_bf16_avx512(const nbl__lookup *s
 static void dequantize_groups(nbl_isa isa, const nbl__lookup *s, int64_t begin, int64_t end, nbl_dtype dtype,
                               void *out, bool stream)
 {
+    assert(begin % GROUP == 0 && end % GROUP == 0 && begin < end);
     stream = stream && (uintptr_t)out % 64 == 0; /* then every group starts on a cache line */
     if (isa >= NBL_ISA_AVX512) {
         if (dtype == NBL_DTYPE_F32) dequantize_lookup_f32_avx512(s, begin, end, out, stream);

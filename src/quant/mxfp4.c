@@ -34,6 +34,7 @@ void nbl__mxfp4_dequantize(nbl_isa isa, const nbl_weight *weight, int64_t begin,
         source.first_block = i >> SHIFT;
         stop = nbl__min_i64(end, (source.first_block + BLOCKS) << SHIFT);
         int64_t blocks = ((stop - 1) >> SHIFT) - source.first_block + 1;
+        assert(blocks <= BLOCKS);
         for (int64_t b = 0; b < blocks; b++)
             scales[b] = nbl__mxfp4_scale(weight->scale_codes[source.first_block + b]);
         nbl__lookup_dequantize(isa, &source, i, stop, dtype,

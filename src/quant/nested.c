@@ -42,6 +42,7 @@ static void encode_by_grid(const float *values, int64_t n, uint8_t *codes, float
             for (int step = 128; step > 0; step /= 2)
                 if (code + step < 256 && (map[code + step - 1] + map[code + step]) * 0.5f < point)
                     code += step;
+            assert(code >= 0 && code < 256);
             codes[i] = (uint8_t)code;
         }
     }
@@ -68,6 +69,7 @@ void nbl__nested_encode(nbl_isa isa, bool by_grid, const float *scales, int64_t 
 void nbl__nested_dequantize(const nbl_weight *weight, int64_t first, int64_t n, float *scales)
 {
     const float *table = weight->nested_table;
+    assert(weight->nested_block >= 1 && first >= 0 && table && weight->scale_codes);
     int64_t group = first / weight->nested_block, left = weight->nested_block - first % weight->nested_block;
     for (int64_t i = 0; i < n; i++, left--) {
         if (left == 0) {

@@ -31,6 +31,7 @@ enum { STREAM_BYTES = 16 << 20 };
 static void dequantize_dense(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end,
                              nbl_dtype dtype, void *out)
 {
+    assert(nbl__is_compute(weight->dtype) && nbl__is_compute(dtype) && begin >= 0);
     size_t from_size = nbl__size_of(weight->dtype), to_size = nbl__size_of(dtype);
     const uint8_t *from = (const uint8_t *)weight->data + (size_t)begin * from_size;
     if (weight->dtype == dtype) {
@@ -181,6 +182,7 @@ static nbl_status dequantize_chunk(void *argument, int64_t item, int worker)
     int64_t chunk = job->first_chunk + item;
     int64_t begin = nbl__max_i64(job->begin, chunk * NBL_WEIGHT_CHUNK),
             end = nbl__min_i64(job->end, (chunk + 1) * NBL_WEIGHT_CHUNK);
+    assert(begin < end);
     nbl__dequantize(job->isa, job->weight, begin, end, job->dtype,
                     job->out + (size_t)(begin - job->begin) * nbl__size_of(job->dtype), job->stream);
     return NBL_OK;
@@ -248,6 +250,7 @@ static void put_row(uint8_t *to, const uint8_t *from, size_t bytes, bool stream)
 {
 #if defined(__x86_64__)
     if (stream) {
+        assert((uintptr_t)to % 64 == 0 && (uintptr_t)from % 16 == 0 && bytes % 64 == 0);
         for (size_t i = 0; i < bytes; i += 16)
             _mm_stream_si128((void *)(to + i), _mm_load_si128((const void *)(from + i)));
         return;
@@ -268,6 +271,7 @@ static nbl_status dequantize_tile(void *argument, int64_t item, int worker)
     int64_t r0 = item / job->column_tiles * tile_rows, c0 = item % job->column_tiles * TILE_COLUMNS;
     int64_t rows = nbl__min_i64(tile_rows, job->rows - r0);
     int64_t columns = nbl__min_i64(TILE_COLUMNS, job->columns - c0);
+    assert(rows > 0 && columns > 0 && tile_rows * TILE_COLUMNS * (int64_t)size == TILE_BYTES);
     _Alignas(64) uint8_t tile[TILE_BYTES], transposed[TILE_BYTES];
     for (int64_t r = 0; r < rows; r++) {
         int64_t begin = (job->row_begin + r0 + r) * job->columns + c0;
@@ -341,6 +345,7 @@ nbl__weight_sizes nbl__weight_sizes_of(const nbl_weight *w)
     default: break;
     }
     /* NF4 and FP4. */
+    assert(nbl__block_valid(w->block));
     blocks = nbl__ceil_div(n, w->block);
     nbl__weight_sizes sizes = {.data = (size_t)nbl__ceil_div(n, 2)};
     if (w->nested_scales == NULL) {

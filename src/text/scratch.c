@@ -4,6 +4,7 @@
 nbl_status nbl__scratch_grow(nbl_context *ctx, void **memory, size_t *room, size_t used, size_t needed,
                              size_t size)
 {
+    assert(used <= *room);
     if (needed <= *room) return NBL_OK;
     /* 1.5 times what is needed, unless that overflows. nbl__alloc_array checks larger * size. */
     size_t larger = needed > SIZE_MAX / 2 ? needed : needed + needed / 2 + 64;

@@ -88,6 +88,7 @@ static nbl_status open_tensors(nbl__session *s, bool adam8bit, nbl__optimizer *o
         t->adam.g.data = nbl__plan_address(&s->plan, info->gradient);
         o->gradients[i++] = t->adam.g;
     }
+    assert(i == o->count && cut.used == o->moment_bytes);
     return NBL_OK;
 }
 

@@ -63,6 +63,7 @@ static nbl_status fill_window(nbl__trainer *t, nbl__window *w, const nbl__epoch 
         for (int64_t i = epoch->starts[batch + b]; i < epoch->starts[batch + b + 1]; i++)
             NBL_TRY(add_example(t, w, epoch->order[i], &at, &sequence));
     }
+    assert(at == w->tokens && w->trained <= w->tokens && sequence <= w->max_sequences);
     w->starts[w->batches] = sequence;
     return NBL_OK;
 }
@@ -93,6 +94,7 @@ static void set_denominator(nbl__trainer *t, int64_t trained)
 static nbl_status load_batch(nbl__trainer *t, const nbl__window *w, int64_t b)
 {
     int64_t first = w->starts[b];
+    assert(b >= 0 && b < w->batches && w->starts[b + 1] > first);
     return nbl__session_load(&t->session, w->sequences + first, w->starts[b + 1] - first, w->targets + first);
 }
 
@@ -112,6 +114,7 @@ static nbl_status choose_batch(nbl__trainer *t, const nbl__window *w, int64_t b)
 static nbl_status enqueue_batch(nbl__trainer *t, nbl__window *w)
 {
     nbl__plan *plan = &t->session.plan;
+    assert(w->enqueued < w->batches);
     if (w->enqueued == 0) NBL_TRY(nbl__plan_clear_gradients(plan));
     NBL_TRY(choose_batch(t, w, w->enqueued));
     NBL_TRY(nbl__plan_run_later(plan));
@@ -153,6 +156,7 @@ static nbl_status open_window(nbl__trainer *t, nbl__window *w, int64_t epoch, in
 {
     const nbl__epoch *from = &t->epoch;
     w->epoch = epoch;
+    assert(batch >= 0 && batch <= t->epoch.batch_count);
     if (batch == t->epoch.batch_count) {
         nbl__epoch_free(t->ctx, &t->next_epoch);
         NBL_TRY(nbl__epoch_make(t->data, ++w->epoch, false, &t->next_epoch));
@@ -170,6 +174,7 @@ static nbl_status take_window(nbl__trainer *t)
     else NBL_TRY(open_window(t, t->window, t->state.epoch, t->state.batch));
     t->begun = false;
     if (t->window->epoch == t->state.epoch) return NBL_OK;
+    assert(t->window->epoch == t->state.epoch + 1 && t->next_epoch.batch_count > 0);
     nbl__epoch_free(t->ctx, &t->epoch);
     t->epoch = t->next_epoch;
     t->next_epoch = (nbl__epoch){0};
@@ -199,6 +204,7 @@ static nbl_status enqueue_step(nbl__trainer *t, nbl__step_result *result)
         NBL_TRY(nbl__progress_poll(t->ctx, "training"));
         NBL_TRY(enqueue_batch(t, w));
     }
+    assert(w->enqueued == w->batches); /* all gradients of the window are summed */
     NBL_TRY(nbl__optimizer_norm(&t->optimizer, t->config->max_grad_norm * scale, w->clipping));
     NBL_TRY(
         nbl__optimizer_step(&t->optimizer, t->config, result->learning_rate, 1 / scale, t->state.step + 1));
@@ -228,6 +234,7 @@ static nbl_status run_step(nbl__trainer *t, bool ahead, nbl__step_result *result
         if (w->clipping->non_finite < 0) break;
         if (t->model->dtype != NBL_DTYPE_F16 || t->state.loss_scale <= NBL_MIN_LOSS_SCALE)
             return refuse_gradient(t, t->optimizer.tensors[w->clipping->non_finite].name);
+        assert(!t->begun); /* a step that may run again has begun no other */
         t->state.loss_scale *= 0.5;
         t->state.good_steps = 0;
         w->enqueued = 0;
@@ -258,6 +265,7 @@ nbl_status nbl__trainer_step(nbl__trainer *t, bool ahead, nbl__step_result *resu
     result->trained = t->window->trained;
     t->state.step++;
     t->state.batch += t->window->batches;
+    assert(t->state.batch <= t->epoch.batch_count);
     return NBL_OK;
 }
 
@@ -265,6 +273,8 @@ nbl_status nbl__trainer_evaluate(nbl__trainer *t, double *loss)
 {
     double sum = 0;
     int64_t trained = 0;
+    /* Else the first micro-batch of the next step would be computed on these inputs. */
+    assert(!t->begun);
     set_denominator(t, 1); /* the loss of a batch is then its sum; it is divided once, at the end */
     for (int64_t b = 0; b < t->validation.batch_count; b++) {
         nbl__trainer_phase(t, b, t->validation.batch_count, "evaluating");

@@ -23,6 +23,7 @@ static bool is_result(const nbl__slot *slot, const nbl_tensor *tensor)
 const char *different_bits(const op_case *c, const case_run *a, const case_run *b)
 {
     for (const nbl__slot *slot = c->family->slots; slot->name; slot++) {
+        if (nbl__slot_is_weight(slot)) continue;
         const nbl_tensor *x = nbl__slot_tensor(slot, a->arguments), *y = nbl__slot_tensor(slot, b->arguments);
         if (is_result(slot, x) && !case_same_bits(x, y)) return slot->name;
     }
@@ -58,6 +59,7 @@ static void assert_result_dtypes(const op_case *c, const case_run *r)
     static const char *const activations[] = {"y", "dx", "h", "out", "dq", "dk", "dv", "dgate", "dup", NULL};
     static const char *const parameters[] = {"dlora_a", "dlora_b", "dmagnitude", "db", "dw", "dsinks", NULL};
     for (const nbl__slot *slot = c->family->slots; slot->name; slot++) {
+        if (nbl__slot_is_weight(slot)) continue;
         const nbl_tensor *tensor = nbl__slot_tensor(slot, r->arguments);
         if (!is_result(slot, tensor)) continue;
         for (const char *const *name = activations; *name; name++)
@@ -70,6 +72,7 @@ static void assert_result_dtypes(const op_case *c, const case_run *r)
 static void assert_within_bounds(const op_case *c, const case_run *got, const case_run *want)
 {
     for (const nbl__slot *slot = c->family->slots; slot->name; slot++) {
+        if (nbl__slot_is_weight(slot)) continue;
         const nbl_tensor *a = nbl__slot_tensor(slot, got->arguments),
                          *b = nbl__slot_tensor(slot, want->arguments);
         if (!is_result(slot, a)) continue;

@@ -73,8 +73,8 @@ static inline bool is_output(const nbl__slot *slot)
 static inline void make_outputs(const nbl__family *family, void *arguments, bool gradients, int byte)
 {
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
-        nbl_tensor *t = nbl__slot_tensor(slot, arguments);
         if (!is_output(slot) || (slot->role == NBL_ROLE_GRADIENT) != gradients) continue;
+        nbl_tensor *t = nbl__slot_tensor(slot, arguments);
         t->data = NULL;
         if (t->rank == 0) continue;
         *t = tensor_of(t->dtype, t->rank, t->shape);
@@ -140,8 +140,9 @@ static inline double distance(const nbl_tensor *a, const nbl_tensor *b)
 static inline void assert_outputs_close(const nbl__family *family, void *a, void *b, double bound)
 {
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        if (!is_output(slot)) continue;
         const nbl_tensor *x = nbl__slot_tensor(slot, a), *y = nbl__slot_tensor(slot, b);
-        if (!is_output(slot) || x->data == NULL) continue;
+        if (x->data == NULL) continue;
         double error = distance(x, y);
         if (!(error <= bound)) fail_msg("%s of %s: %g over %g", slot->name, family->name, error, bound);
     }
@@ -150,9 +151,10 @@ static inline void assert_outputs_close(const nbl__family *family, void *a, void
 static inline void assert_outputs_equal(const nbl__family *family, void *a, void *b)
 {
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        if (!is_output(slot)) continue;
         const nbl_tensor *x = nbl__slot_tensor(slot, a), *y = nbl__slot_tensor(slot, b);
         uint64_t bytes;
-        if (!is_output(slot) || x->data == NULL) continue;
+        if (x->data == NULL) continue;
         assert_true(nbl__dtype_bytes(x->dtype, (uint64_t)nbl__tensor_elements(x), &bytes));
         if (memcmp(x->data, y->data, bytes) != 0) fail_msg("%s of %s: other bits", slot->name, family->name);
     }

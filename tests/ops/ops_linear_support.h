@@ -134,8 +134,8 @@ UNUSED static void give_results(nbl_context *ctx, pool *p, const nbl__family *fa
 {
     assert_ok(ctx, (backward ? family->backward : family->forward).infer(ctx, arguments));
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
-        nbl_tensor *t = nbl__slot_tensor(slot, arguments);
         if (!is_result(slot, backward)) continue;
+        nbl_tensor *t = nbl__slot_tensor(slot, arguments);
         t->data = NULL;
         if (t->rank == 0) continue;
         int64_t n = nbl__tensor_elements(t);
@@ -199,8 +199,9 @@ UNUSED static void assert_close(const nbl__family *family, void *got, void *want
                                 const char *what)
 {
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        if (!is_result(slot, backward)) continue;
         nbl_tensor *g = nbl__slot_tensor(slot, got), *w = nbl__slot_tensor(slot, want);
-        if (!is_result(slot, backward) || w->rank == 0 || !nbl__given(w)) continue;
+        if (w->rank == 0 || !nbl__given(w)) continue;
         double error = distance(g, w, slot->name);
         if (!(error <= bound)) fail_msg("%s: %s is off by %g, over %g", what, slot->name, error, bound);
     }
@@ -209,8 +210,9 @@ UNUSED static void assert_close(const nbl__family *family, void *got, void *want
 UNUSED static void assert_same_bits(const nbl__family *family, void *got, void *want, bool backward)
 {
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        if (!is_result(slot, backward)) continue;
         nbl_tensor *g = nbl__slot_tensor(slot, got), *w = nbl__slot_tensor(slot, want);
-        if (!is_result(slot, backward) || w->rank == 0 || !nbl__given(w) || !nbl__given(g)) continue;
+        if (w->rank == 0 || !nbl__given(w) || !nbl__given(g)) continue;
         assert_int_equal(nbl__tensor_elements(g), nbl__tensor_elements(w));
         if (memcmp(g->data, w->data, (size_t)nbl__tensor_elements(w) * nbl__size_of(w->dtype)) != 0)
             fail_msg("%s has other bits", slot->name);
@@ -265,14 +267,15 @@ UNUSED static void check_differences(nbl_context *ctx, pool *p, const nbl__famil
     assert_ok(ctx, family->forward.infer(ctx, arguments));
     assert_ok(ctx, family->backward.infer(ctx, arguments));
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        if (nbl__slot_is_weight(slot)) continue;
         nbl_tensor *t = nbl__slot_tensor(slot, arguments);
-        bool weight = slot->role == NBL_ROLE_WEIGHT || slot->role == NBL_ROLE_OPTIONAL_WEIGHT;
-        if (!weight && (nbl__given(t) || is_result(slot, false) || is_result(slot, true))) widen(p, t);
+        if (nbl__given(t) || is_result(slot, false) || is_result(slot, true)) widen(p, t);
     }
     run_given(ctx, &family->backward, arguments, "ref");
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        if (slot->role != NBL_ROLE_GRADIENT) continue;
         const nbl_tensor *gradient = nbl__slot_tensor(slot, arguments);
-        if (slot->role != NBL_ROLE_GRADIENT || gradient->rank == 0) continue;
+        if (gradient->rank == 0) continue;
         double *values = nbl__slot_tensor(nbl__slot_find(family, slot->of), arguments)->data;
         int64_t n = nbl__tensor_elements(gradient);
         for (int64_t i = 0; i < n; i += 1 + n / 64) {

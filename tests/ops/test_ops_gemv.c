@@ -19,7 +19,8 @@ static const kind kinds[] = {
     {"nf4 of 128", NBL_FORMAT_NF4, 128, false},   {"nf4 of 256 nested", NBL_FORMAT_NF4, 256, true},
     {"nf4 of 4096", NBL_FORMAT_NF4, 4096, false}, {"fp4", NBL_FORMAT_FP4, 64, false},
     {"fp4 nested", NBL_FORMAT_FP4, 64, true},     {"int8", NBL_FORMAT_INT8, 0, false},
-    {"mxfp4", NBL_FORMAT_MXFP4, 32, false},       {"dense", NBL_FORMAT_DENSE, 0, false},
+    {"mxfp4", NBL_FORMAT_MXFP4, 32, false},       {"mxfp4, no block", NBL_FORMAT_MXFP4, 0, false},
+    {"dense", NBL_FORMAT_DENSE, 0, false},
 };
 
 /* Memory for a dense matrix of random values. */
@@ -32,6 +33,11 @@ static void *random_values(uint32_t seed, nbl_dtype dtype, int64_t n)
 
 static nbl_weight make_weight(const kind *k, nbl_dtype dense, int64_t rows, int64_t columns, void **memory)
 {
+    if (k->format == NBL_FORMAT_MXFP4) {
+        nbl_weight w = random_weight(31, k->format, rows, columns, 32, false, 1, memory);
+        w.block = k->block; /* nothing depends on it: the format's blocks have 32 elements */
+        return w;
+    }
     if (k->format != NBL_FORMAT_DENSE)
         return random_weight(31, k->format, rows, columns, k->block, k->nested, 1, memory);
     *memory = random_values(32, dense, rows * columns);

@@ -85,8 +85,9 @@ static nbl_status read_slots(run *r, const nbl__family *family, void *arguments,
 static nbl_status give_memory(run *r, const nbl__family *family, void *arguments, nbl__role role)
 {
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        if (slot->role != role) continue;
         nbl_tensor *tensor = nbl__slot_tensor(slot, arguments);
-        if (slot->role != role || tensor->rank == 0) continue;
+        if (tensor->rank == 0) continue;
         NBL_TRY(role == NBL_ROLE_SAVED ? run_memory(r, slot->name, tensor)
                                        : run_output(r, slot->name, tensor));
     }

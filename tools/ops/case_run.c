@@ -35,8 +35,8 @@ static bool adds_to_gradients(const op_case *c)
 static void give_memory(const op_case *c, nbl__role role, bool skewed, case_run *r)
 {
     for (const nbl__slot *slot = c->family->slots; slot->name; slot++) {
+        if (slot->role != role || case_is_weight(slot)) continue;
         nbl_tensor *tensor = nbl__slot_tensor(slot, r->arguments);
-        if (slot->role != role) continue;
         tensor->data = NULL;
         if (tensor->rank == 0) continue;
         if (role == NBL_ROLE_GRADIENT && r->only && strcmp(r->only, slot->name) != 0) continue;

@@ -61,8 +61,9 @@ static bool is_differentiable(const op_case *c)
 static void widen(const op_case *c, case_run *r)
 {
     for (const nbl__slot *slot = c->family->slots; slot->name; slot++) {
+        if (case_is_weight(slot)) continue;
         nbl_tensor *tensor = nbl__slot_tensor(slot, r->arguments);
-        if (case_is_weight(slot) || tensor->rank == 0) continue;
+        if (tensor->rank == 0) continue;
         const float *values = tensor->data;
         bool made = slot->role == NBL_ROLE_OUTPUT || slot->role == NBL_ROLE_SAVED ||
                     slot->role == NBL_ROLE_GRADIENT;

@@ -80,6 +80,7 @@ static bool is_result(const nbl__slot *slot, const nbl_tensor *tensor, bool back
 static void compare(testing *t, const char *impl, const nbl_context *ctx, const case_run *got, bool backward)
 {
     for (const nbl__slot *slot = t->c->family->slots; slot->name; slot++) {
+        if (case_is_weight(slot)) continue;
         const nbl_tensor *a = nbl__slot_tensor(slot, got->arguments),
                          *b = nbl__slot_tensor(slot, t->reference.arguments);
         if (!is_result(slot, a, backward)) continue;
@@ -103,6 +104,7 @@ static void same_bits(testing *t, const char *impl, const nbl_context *ctx, cons
                       const case_run *b, bool backward, const char *when)
 {
     for (const nbl__slot *slot = t->c->family->slots; slot->name; slot++) {
+        if (case_is_weight(slot)) continue;
         const nbl_tensor *x = nbl__slot_tensor(slot, a->arguments), *y = nbl__slot_tensor(slot, b->arguments);
         char what[256];
         if (!is_result(slot, x, backward) || case_same_bits(x, y)) continue;

@@ -143,6 +143,7 @@ static nbl_status read_string(parser *p, const char **string, int64_t *size)
         }
     }
     p->at++;
+    assert(out - text <= bound); /* escapes only shrink */
     *out = '\0';
     *string = text;
     *size = out - text;
@@ -162,6 +163,7 @@ static bool digits(parser *p)
 static double power_of_ten(int exponent)
 {
     char text[8], *end;
+    assert(exponent >= 0 && exponent <= 308);
     snprintf(text, sizeof text, "1e%d", exponent);
     return nbl__parse_double(text, &end);
 }
@@ -272,6 +274,7 @@ static nbl_status push(parser *p, const nbl__json *item)
 /* Moves the items from `first` on from the stack to an arena block. */
 static nbl_status pop(parser *p, int64_t first, nbl__json *value)
 {
+    assert(first >= 0 && first <= p->used && p->used <= p->room);
     value->count = p->used - first;
     value->items = nbl__arena_alloc(p->arena, (size_t)value->count * sizeof *value->items);
     if (value->items == NULL) return NBL_ERROR_MEMORY;
@@ -338,6 +341,14 @@ static void heap_sort(const nbl__json *items, int32_t *order, int64_t count)
     }
 }
 
+/* True if `order` is as heap_sort leaves it. For assertions. */
+static bool are_sorted(const nbl__json *items, const int32_t *order, int64_t count)
+{
+    for (int64_t i = 1; i < count; i++)
+        if (!before(items, order[i - 1], order[i])) return false;
+    return true;
+}
+
 /* Of members with the same key the last value is kept, at the position of the first. */
 static void drop_repeated(nbl__json *object)
 {
@@ -364,6 +375,7 @@ static nbl_status sort_keys(parser *p, nbl__json *object)
     int32_t *order = object->sorted = nbl__arena_alloc(p->arena, (size_t)object->count * sizeof *order);
     if (order == NULL) return NBL_ERROR_MEMORY;
     heap_sort(object->items, order, object->count);
+    nbl__assert_slow(are_sorted(object->items, order, object->count));
     for (int64_t i = 1; i < object->count; i++) {
         if (compare_keys(&object->items[order[i - 1]], &object->items[order[i]]) != 0) continue;
         if (p->dialect & NBL_JSON_REPEATED) return drop_repeated(object), NBL_OK;
@@ -401,6 +413,7 @@ static nbl_status read_items(parser *p, nbl__json_type type, nbl__json *value)
         if (!accept(p, close))
             return wrong(p, object ? "',' or '}' was expected" : "',' or ']' was expected");
     }
+    assert(p->depth > 0);
     p->depth--;
     NBL_TRY(pop(p, first, value));
     return object ? sort_keys(p, value) : NBL_OK;

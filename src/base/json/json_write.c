@@ -40,6 +40,7 @@ nbl_status nbl__json_open(nbl__json_writer *w, char bracket)
 
 nbl_status nbl__json_close(nbl__json_writer *w, char bracket)
 {
+    assert(w->level > 0);
     w->level--;
     if (w->filled) NBL_TRY(new_line(w)); /* empty ones stay in one line */
     w->filled = true;                    /* what it was in has an item: this one */

@@ -62,6 +62,7 @@ static void *take(nbl__cuda *cuda, size_t bytes)
 static void release(nbl__cuda *cuda, void *memory, size_t bytes)
 {
     if (memory == NULL) return;
+    assert(bytes <= cuda->allocated); /* the size that it was taken with */
     make_current(cuda);
     cudaFree(memory);
     cuda->allocated -= bytes;
@@ -150,6 +151,7 @@ static nbl_status report(nbl__cuda *cuda)
         [NBL_CUDA_FAULT_LENGTH] = "lengths: %" PRId64 " at index %" PRId64 " is out of range",
         [NBL_CUDA_FAULT_SEQUENCES] = "cu_seqlens: %" PRId64 " at index %" PRId64 " is out of order"};
     nbl__cuda_fault fault = *cuda->fault;
+    assert(fault.kind > 0 && (size_t)fault.kind < sizeof texts / sizeof *texts);
     memset(cuda->fault, 0, sizeof *cuda->fault);
     const char *text = texts[fault.kind];
     char said[160];
@@ -188,6 +190,7 @@ static nbl_status event_wait(nbl_context *ctx, int64_t event, const char *what)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
     if (event == 0) return NBL_OK;
+    assert(event > 0 && event <= cuda->event_count); /* recorded */
     CUDA_TRY(cuda, what, make_current(cuda));
     CUDA_TRY(cuda, what, cudaEventSynchronize(cuda->events[event % NBL_DEVICE_EVENTS])); /* or a later one */
     return cuda->fault->kind ? report(cuda) : NBL_OK;
@@ -296,6 +299,7 @@ static nbl_status timers_open(nbl_context *ctx, int count)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
     CUDA_TRY(cuda, "marks", make_current(cuda));
+    assert(cuda->timers == NULL);
     NBL_TRY(NBL_ALLOC(ctx, cuda->timers, count));
     cuda->timer_count = count;
     for (int i = 0; i < count; i++) {
@@ -319,6 +323,7 @@ static void timers_close(nbl_context *ctx)
 static nbl_status timer_record(nbl_context *ctx, int timer)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
+    assert(timer >= 0 && timer < cuda->timer_count);
     CUDA_TRY(cuda, "mark", cudaEventRecord(cuda->timers[timer], cuda->stream));
     return NBL_OK;
 }

@@ -90,6 +90,7 @@ double nbl__attention_scale(float scale, int64_t head_size);
 static inline int64_t nbl__head_offset(const nbl_tensor *t, int64_t token, int64_t head)
 {
     int64_t stride = t->row_stride ? t->row_stride : t->shape[1] * t->shape[2];
+    assert(t->rank == 3 && token >= 0 && token < t->shape[0] && head >= 0 && head < t->shape[1]);
     return token * stride + head * t->shape[2];
 }
 

@@ -44,6 +44,7 @@ static size_t cut_copies(const task *t, void *arguments, uint8_t *base)
     for (const nbl__slot *slot = t->family->slots; slot->name; slot++) {
         if (!nbl__slot_is_strided(slot, t->backward, arguments)) continue;
         nbl_tensor *tensor = nbl__slot_tensor(slot, arguments);
+        assert(nbl__row_stride(tensor) >= nbl__row_elements(tensor));
         size_t bytes = (size_t)nbl__tensor_elements(tensor) * nbl__size_of(tensor->dtype);
         void *copy = nbl__cut_bytes(&cut, bytes);
         tensor->row_stride = 0;

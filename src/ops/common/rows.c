@@ -17,6 +17,7 @@ static nbl_status run_item(void *argument, int64_t item, int worker)
 {
     const rows_job *j = argument;
     int64_t begin = item * j->per_item;
+    assert(begin < j->rows);
     (void)worker;
     j->fn(j->job, begin, nbl__min_i64(begin + j->per_item, j->rows), item);
     return NBL_OK;
@@ -25,6 +26,7 @@ static nbl_status run_item(void *argument, int64_t item, int worker)
 nbl_status nbl__rows_run(nbl_context *ctx, int64_t rows, int64_t rows_per_item, nbl__rows_fn fn,
                          const void *job)
 {
+    assert(rows >= 0 && rows_per_item >= 1);
     rows_job j = {rows, rows_per_item, fn, job};
     return nbl__team_run(ctx, nbl__ceil_div(rows, rows_per_item), run_item, &j, NULL);
 }
@@ -92,6 +94,7 @@ static void sum_columns(const void *job, int64_t begin, int64_t end, int64_t ite
 nbl_status nbl__blocks_add(nbl_context *ctx, const float *partial, int64_t blocks, int64_t stride,
                            int64_t columns, float *out, bool accumulate)
 {
+    assert(blocks >= 0 && stride >= columns && partial != out);
     sum_job j = {nbl__isa(ctx), partial, blocks, stride, out, accumulate};
     return nbl__rows_run(ctx, columns, 2048, sum_columns, &j);
 }

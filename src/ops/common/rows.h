@@ -15,6 +15,7 @@ enum { NBL_SPAN = 32768 };
 /* A kernel for one dtype, which is a constant in each branch: its conversions are chosen once per call. */
 #define NBL_BY_DTYPE(dtype, call)                                                                            \
     do {                                                                                                     \
+        assert(nbl__is_compute(dtype));                                                                      \
         switch (dtype) {                                                                                     \
         case NBL_DTYPE_F32: call(NBL_DTYPE_F32); break;                                                      \
         case NBL_DTYPE_F16: call(NBL_DTYPE_F16); break;                                                      \

@@ -16,6 +16,7 @@ static nbl_status run(const nbl__call *call, const void *arguments)
 {
     const nbl__offload_copy *a = arguments;
     (void)call;
+    assert(a->slot >= 0 && a->slot < NBL_OFFLOAD_SLOTS && (a->what == NBL_OFFLOAD_WAIT || a->host));
     if (a->what == NBL_OFFLOAD_STORE) memcpy(a->host, a->x.data, nbl__offload_copy_bytes(&a->x));
     if (a->what == NBL_OFFLOAD_LOAD) memcpy(a->y.data, a->host, nbl__offload_copy_bytes(&a->y));
     return NBL_OK;

@@ -59,6 +59,7 @@ static nbl_status copy(nbl__cuda *cuda, int slot, void *to, const void *from, si
                        enum cudaMemcpyKind kind)
 {
     struct nbl__cuda_offload *offload = cuda->offload;
+    assert(offload && slot >= 0 && slot < NBL_OFFLOAD_SLOTS);
     cudaError_t error = cudaEventRecord(offload->before, cuda->stream);
     if (error == cudaSuccess) error = cudaStreamWaitEvent(offload->stream, offload->before, 0);
     if (error == cudaSuccess) error = cudaMemcpyAsync(to, from, bytes, kind, offload->stream);

@@ -55,6 +55,7 @@ static void take_rows(const void *job, int64_t begin, int64_t end, int64_t item)
     (void)item;
     for (int64_t t = begin; t < end; t++) {
         uint8_t *row = (uint8_t *)j->a->y.data + (size_t)(t * columns) * nbl__size_of(j->a->dtype);
+        assert(ids[t] >= 0 && ids[t] < j->a->w.shape[0]); /* nbl__embedding_check_ids has seen it */
         nbl__dequantize(j->isa, &j->a->w, ids[t] * columns, (ids[t] + 1) * columns, j->a->dtype, row, false);
         if (j->scale != 1) scale_row(j, row, columns);
     }

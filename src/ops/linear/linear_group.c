@@ -8,6 +8,7 @@
 void nbl__linear_group_spread(const nbl__linear_group *group, nbl__linear members[NBL_MAX_GROUP])
 {
     const nbl__linear *first = &group->members[0];
+    assert(group->count >= 1 && group->count <= NBL_MAX_GROUP); /* infer has counted */
     for (int i = 0; i < group->count; i++) {
         members[i] = group->members[i];
         members[i].x = first->x;

@@ -39,6 +39,7 @@ static nbl_tensor rows_of(const nbl_tensor *t, int64_t begin, int64_t count)
 {
     size_t size = t->dtype == NBL_DTYPE_F64 ? 8 : nbl__size_of(t->dtype);
     nbl_tensor rows = {.dtype = t->dtype, .rank = 2, .shape = {count, nbl__last(t)}};
+    assert(t->row_stride == 0); /* no slot of mlp takes one */
     if (t->data) rows.data = (uint8_t *)t->data + (size_t)(begin * nbl__last(t)) * size;
     return rows;
 }
@@ -47,6 +48,7 @@ void nbl__mlp_chunk(const nbl__mlp *a, int64_t chunk, nbl__linear parts[NBL_MLP_
 {
     int64_t begin = chunk * NBL_MLP_CHUNK, tokens = nbl__tensor_rows(&a->gate.x);
     int64_t count = nbl__min_i64(NBL_MLP_CHUNK, tokens - begin);
+    assert(chunk >= 0 && count >= 0);
     spread(a, parts);
     for (int p = 0; p < NBL_MLP_PARTS; p++) {
         parts[p].first_row += begin;

@@ -223,6 +223,7 @@ static nbl_status begin(const nbl__call *call, const void *arguments, bool backw
     layout(call->ctx, a, backward, a->grad_in_forward && !backward, call->scratch, p);
     p->ctx = call->ctx;
     NBL_TRY(nbl__cross_entropy_trained(call, p->a, p->trained, &p->count));
+    assert(p->count <= p->tokens);
     p->share = nbl__cross_entropy_share(p->a, p->count);
     return NBL_OK;
 }
@@ -237,6 +238,7 @@ static void take_group(pass *p)
     /* Gradient in forward: even parts of backward's groups. */
     p->rows = nbl__ceil_div(block, nbl__ceil_div(block, p->max_rows));
     p->rows = nbl__min_i64(p->rows, block - done);
+    assert(p->rows > 0 && p->rows <= p->max_rows && p->first_row + p->rows <= p->count);
     p->x = x + (size_t)t[0] * bytes;
     if (t[p->rows - 1] - t[0] == p->rows - 1) return; /* consecutive already */
     for (int64_t r = 0; r < p->rows; r++)
@@ -248,6 +250,7 @@ static void take_group(pass *p)
 static void take_span(pass *p)
 {
     p->columns = nbl__min_i64(p->max_columns, p->vocabulary - p->first_column);
+    assert(p->columns > 0 && p->columns <= p->stride && p->first_column % p->max_columns == 0);
     p->tile = p->tiles;
     if (p->grad_in_forward) p->tile += p->first_column / p->max_columns * p->max_rows * p->stride;
 }
@@ -274,6 +277,7 @@ static nbl_status fold_rows(void *argument, int64_t item, int worker)
     int64_t end = nbl__min_i64(p->rows, (item + 1) * ROWS_PER_ITEM);
     for (int64_t r = item * ROWS_PER_ITEM; r < end; r++) {
         float *z = p->tile + r * p->stride, capped[COLUMNS];
+        assert(p->columns <= COLUMNS);
         int64_t label = label_offset(p, r);
         if (p->grad_in_forward && p->a->softcap > 0) /* the gradient needs the logits before the cap */
             z = memcpy(capped, z, (size_t)p->columns * sizeof *z);

@@ -75,6 +75,7 @@ static kernels kernels_of(nbl_isa isa)
 void nbl__logits_fold(nbl_isa isa, float *z, int64_t n, float softcap, bool want_total, nbl__logit_sums *sums)
 {
     kernels k = kernels_of(isa);
+    assert(n > 0);
     if (softcap > 0) k.cap(z, n, softcap);
     if (want_total) sums->total += (double)k.sum(z, n);
     float largest = fmaxf(sums->largest, k.largest(z, n));

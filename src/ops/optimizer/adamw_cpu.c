@@ -78,6 +78,7 @@ static void adamw_scalar(const constants *c, nbl_dtype p_dtype, uint8_t *p_at, n
 static void update(const job *j, const nbl__adamw_tensor *t, int64_t i, int64_t n, float *m, float *v)
 {
     uint8_t *p = (uint8_t *)t->p.data + (size_t)i * nbl__size_of(t->p.dtype);
+    assert(i >= 0 && n > 0 && i + n <= nbl__tensor_elements(&t->p));
     const uint8_t *g = (const uint8_t *)t->g.data + (size_t)i * nbl__size_of(t->g.dtype);
     bool skip = j->a->bits == 8;
 #if defined(__x86_64__)
@@ -133,6 +134,7 @@ static void update_8(const job *j, const nbl__adamw_tensor *t, int64_t begin, in
     const float *map_m = nbl__dynamic_map_signed, *map_v = nbl__dynamic_map_unsigned;
     for (int64_t i = begin; i < begin + count; i += PIECE) {
         float m[PIECE], v[PIECE];
+        assert(i % NBL_ADAMW_BLOCK == 0); /* the piece begins with a block of codes */
         int64_t n = nbl__min_i64(PIECE, begin + count - i), block = NBL_ADAMW_BLOCK;
         uint8_t *codes_m = (uint8_t *)t->m.data + i, *codes_v = (uint8_t *)t->v.data + i;
         float *absmax_m = (float *)t->m_absmax.data + i / block,

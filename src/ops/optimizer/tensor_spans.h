@@ -33,6 +33,7 @@ static inline int64_t nbl__tensor_spans(const nbl_tensor *tensors, size_t bytes,
 static inline int64_t nbl__tensor_span_tensor(const int64_t *first, int64_t count, int64_t item)
 {
     int64_t low = 0, high = count; /* first[low] <= item < first[high] */
+    assert(count > 0 && first[0] <= item && item < first[count]);
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
         if (first[middle] <= item) low = middle;

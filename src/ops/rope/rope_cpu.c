@@ -149,6 +149,7 @@ static nbl_status apply(const nbl__call *call, const nbl__rope_apply *a, const n
                     .to_stride = nbl__token_stride(to),
                     .from = from->data,
                     .to = to->data};
+    assert(j.half >= 0 && 2 * j.half <= j.columns && from->rank == to->rank);
     int64_t tokens = 1;
     for (int i = 0; i < a->x.rank - 2; i++) tokens *= a->x.shape[i];
     if (!nbl__given(&a->cos)) {

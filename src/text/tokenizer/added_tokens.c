@@ -52,6 +52,7 @@ void nbl__added_add(nbl__added_tokens *a, const nbl__model *model, const nbl__ad
     }
     int32_t id = nbl__vocab_find(&model->vocab, text, size);
     if (id < 0) id = (*next_id)++;
+    assert(a->vocab.count < a->vocab.room);
     a->tokens[a->vocab.count] = *token;
     a->tokens[a->vocab.count].id = id;
     nbl__vocab_add(&a->vocab, text, size, id);
@@ -120,6 +121,7 @@ static bool stands_alone(const char *text, size_t size, size_t begin, size_t end
 static nbl_status add_piece(nbl_context *ctx, nbl__pieces *pieces, size_t begin, size_t end, size_t origin,
                             int32_t id)
 {
+    assert(begin <= end);
     size_t kept = origin > begin ? origin - begin : 0;
     if (kept > end - begin) kept = end - begin;
     return begin == end ? NBL_OK : nbl__pieces_add(ctx, pieces, (nbl__piece){begin, end - begin, kept, id});

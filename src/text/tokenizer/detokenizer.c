@@ -37,6 +37,7 @@ static nbl_status put(nbl__detokenize_scratch *s, const char *text, size_t size)
 /* Ends a token: its text is all that was written from offset `begin` on. */
 static nbl_status end_token(nbl__detokenize_scratch *s, size_t begin)
 {
+    assert(begin <= out(s)->size);
     return nbl__pieces_add(s->ctx, &s->tokens[!s->now], (nbl__piece){begin, out(s)->size - begin, 0, -1});
 }
 
@@ -92,6 +93,7 @@ static nbl_status byte_level(nbl__detokenize_scratch *s)
     for (size_t i = 0; i < s->tokens[s->now].count; i++) {
         const nbl__piece *token = &s->tokens[s->now].items[i];
         const char *text = from->data + token->begin;
+        assert(all <= token->begin); /* what is written does not reach what is read next */
         bool bytes = true;
         uint32_t c;
         for (size_t at = 0; bytes && at < token->size;) {

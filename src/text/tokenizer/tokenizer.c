@@ -211,6 +211,7 @@ nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *t, nbl__worker *w, const c
     for (size_t i = 0; i < pieces->count; i++) {
         const nbl__piece *piece = &pieces->items[i];
         if (i % 4096 == 4095) NBL_TRY(nbl__progress_poll_here(t->ctx, "tokenizing"));
+        assert(piece->id >= 0 || piece->begin + piece->size <= w->pre.text[w->pre.now].size);
         if (piece->id >= 0) NBL_TRY(nbl__ids_add(t->ctx, &w->ids, piece->id));
         else NBL_TRY(nbl__model_run(&t->model, &w->model, base + piece->begin, piece->size, &w->ids));
     }
@@ -269,6 +270,7 @@ static nbl_status make_list(const nbl_tokenizer *t, nbl__worker *w, const char *
             at += w->ids.count;
         }
     }
+    assert(at == count);
     return NBL_OK;
 }
 
@@ -327,7 +329,8 @@ enum { LONG_TEXT = 1 << 20 };
 static nbl_status encode_item(void *argument, int64_t item, int worker)
 {
     const batch *b = argument;
-    if (b->lists[item].ids) return NBL_OK; /* a long text: encoded already */
+    assert(worker < b->tokenizer->worker_count); /* one per thread of the context */
+    if (b->lists[item].ids) return NBL_OK;       /* a long text: encoded already */
     nbl_status status = make_list(b->tokenizer, &b->tokenizer->workers[worker], b->texts[item].text,
                                   b->texts[item].size, b->special, &b->lists[item]);
     return status;

@@ -24,6 +24,7 @@ static nbl_status add_node(nbl__trie *t, uint32_t *node)
         t->values = values;
         t->room = room;
     }
+    assert(t->nodes < t->room);
     t->values[t->nodes] = -1;
     *node = (uint32_t)t->nodes++;
     return NBL_OK;
@@ -51,6 +52,7 @@ static nbl_status add_edge(nbl__trie *t, nbl__trie_edge edge)
         t->edges = edges;
         t->slots = slots;
     }
+    assert(2 * (t->used + 1) <= t->slots && edge.from > 0);
     insert(t->edges, t->slots, edge);
     t->used++;
     return NBL_OK;

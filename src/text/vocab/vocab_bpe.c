@@ -50,6 +50,7 @@ nbl_status nbl__bpe_open(nbl__model *m, size_t count)
 /* Puts a merge into the hash table; a pair is its key. */
 void nbl__bpe_add(nbl__model *m, int32_t left, int32_t right, uint32_t rank, int32_t id)
 {
+    assert(m->merge_slots > 0 && left >= 0 && right >= 0);
     size_t slot = nbl__hash_pair((uint32_t)left, (uint32_t)right) & (m->merge_slots - 1);
     nbl__merge fresh = {(uint32_t)left + 1, (uint32_t)right + 1, rank, id};
     while (m->merges[slot].left &&
@@ -89,6 +90,7 @@ static void push(queue *q, candidate item)
 
 static candidate pop(queue *q)
 {
+    assert(q->count > 0);
     candidate top = q->items[0], item = q->items[--q->count];
     size_t at = 0;
     for (size_t child; (child = 2 * at + 1) < q->count; at = child) {
@@ -98,6 +100,14 @@ static candidate pop(queue *q)
     }
     q->items[at] = item;
     return top;
+}
+
+/* True if no candidate is sooner than its parent. For assertions. */
+static bool is_heap(const queue *q)
+{
+    for (size_t i = 1; i < q->count; i++)
+        if (is_sooner(&q->items[i], &q->items[(i - 1) / 2])) return false;
+    return true;
 }
 
 /* Adds the pair of symbol `left` and its right neighbour as a candidate, if it has a merge. */
@@ -195,12 +205,14 @@ static nbl_status merge_all(const nbl__model *m, word *w, queue *q)
     symbol *symbols = w->symbols;
     symbols[w->count - 1].after = -1;
     for (size_t i = 0; i + 1 < w->count; i++) offer(m, q, symbols, (int32_t)i);
+    nbl__assert_slow(is_heap(q));
     for (size_t steps = 1; q->count; steps++) {
         if (steps % 65536 == 0) NBL_TRY(nbl__progress_poll_here(m->ctx, "tokenizing"));
         candidate top = pop(q);
         symbol *left = &symbols[top.index];
         if (left->gone || left->after < 0) continue;
         symbol *right = &symbols[left->after];
+        assert(!right->gone && right->before == top.index);
         const nbl__merge *merge = find_merge(m, left->id, right->id);
         if (merge == NULL || merge->id != top.id) continue; /* stale: the pair has changed */
         left->id = top.id;
@@ -209,6 +221,7 @@ static nbl_status merge_all(const nbl__model *m, word *w, queue *q)
         if (left->after >= 0) symbols[left->after].before = top.index;
         if (left->before >= 0) offer(m, q, symbols, left->before);
         offer(m, q, symbols, top.index);
+        assert(q->count <= 3 * w->count); /* the room that nbl__bpe_run has made */
     }
     return NBL_OK;
 }
@@ -229,6 +242,7 @@ nbl_status nbl__bpe_run(const nbl__model *m, nbl__model_scratch *s, const char *
     NBL_TRY(nbl__scratch_grow(s->ctx, &s->memory[0], &s->room[0], 0, max * sizeof(symbol), 1));
     word w = {s->memory[0], 0, -1};
     NBL_TRY(read_symbols(m, s, text, size, &w));
+    assert(w.count <= max);
     if (w.count == 0) return NBL_OK;
     /* Room for the heap: at most n - 1 first candidates, and each of at most n - 1 merges takes one
      * out and adds up to two. */

@@ -47,6 +47,7 @@ static nbl_status find_best(const nbl__model *m, const char *text, size_t size, 
     for (size_t begin = 0, steps = 0; begin < size;) {
         if (++steps % 4096 == 0) NBL_TRY(nbl__progress_poll_here(m->ctx, "tokenizing"));
         double so_far = nodes[begin].score;
+        assert(begin == 0 || nodes[begin].from >= 0); /* every character boundary is reached */
         size_t length = (size_t)nbl__char_length(text + begin);
         bool single = false;
         int64_t at = NBL_TRIE_ROOT;
@@ -96,6 +97,7 @@ nbl_status nbl__unigram_run(const nbl__model *m, nbl__model_scratch *s, const ch
     NBL_TRY(find_best(m, text, size, nodes));
     for (size_t end = size; end > 0;) { /* backwards: ends[] gets the end of each span */
         bool unknown = m->has_unknown && nodes[end].id == m->unknown;
+        assert(count <= size && nodes[end].from >= 0 && (size_t)nodes[end].from < end);
         ends[count++] = end;
         end = (size_t)nodes[end].from;
         while (unknown && end > 0 && nodes[end].id == m->unknown) end = (size_t)nodes[end].from;

@@ -117,6 +117,7 @@ static size_t layout(const nbl_context *ctx, const nbl__attention *a, bool backw
     job->worker_floats = backward ? s->tiles->backward_floats(job->size, job->ld)
                                   : s->tiles->forward_floats(job->size, job->ld);
     job->worker_floats = nbl__ceil_div(job->worker_floats, 1024) * 1024 + 64 * 17;
+    assert(job->worker_floats % 16 == 0); /* each worker's memory is aligned to 64 bytes, too */
     NBL_CUT(&cut, job->worker, job->worker_floats * nbl__team_size(ctx, INT64_MAX));
     return cut.used;
 }
@@ -139,9 +140,13 @@ static void find_blocks(run_state *s)
     const int32_t *at = job->a->cu_seqlens.data;
     for (int64_t b = 0; b + 1 < job->a->cu_seqlens.shape[0]; b++) {
         int64_t n = at[b + 1] - at[b], base = job->block_count;
+        assert(n >= 0 && at[b + 1] <= job->tokens); /* nbl__attention_check_sequences */
         for (int64_t i = 0; i < n; i += NBL_ATTENTION_BLOCK)
             job->blocks[job->block_count++] = (nbl__attention_block){at[b], n, i, base};
     }
+    /* the bound that layout has cut memory for */
+    assert(job->block_count <=
+           job->tokens / NBL_ATTENTION_BLOCK + nbl__min_i64(job->a->cu_seqlens.shape[0] - 1, job->tokens));
 }
 
 /* ---- items ---- */
@@ -161,6 +166,7 @@ static nbl_status forward_item(void *argument, int64_t item, int worker)
     const run_state *s = argument;
     /* Causal: the last block sees the most keys. Starting with it balances the threads. */
     int64_t block = s->job.block_count - 1 - item / s->job.heads;
+    assert(block >= 0);
     s->tiles->forward(&s->job, block, item % s->job.heads, s->job.worker + worker * s->job.worker_floats);
     return NBL_OK;
 }
@@ -274,6 +280,7 @@ static nbl__span chunk_of(const decode_state *s, int64_t b, int64_t c)
 {
     int64_t length = ((const int32_t *)s->a->lengths.data)[b];
     nbl__span seen = nbl__attention_span(true, s->a->window, length - 1, length);
+    assert(length >= 1 && length <= s->cached); /* nbl__attention_check_lengths has seen it */
     int64_t first = nbl__min_i64(seen.first + c * NBL_ATTENTION_CHUNK, seen.end);
     return (nbl__span){first, nbl__min_i64(first + NBL_ATTENTION_CHUNK, seen.end)};
 }
@@ -296,6 +303,7 @@ static nbl_status decode_item(void *argument, int64_t item, int worker)
         for (int64_t d = 0; d < s->size; d++) to[d] *= factor;
         for (int64_t d = s->size; d < s->padded; d++) to[d] = 0;
     }
+    assert(seen.end - seen.first <= NBL_ATTENTION_CHUNK && s->padded % s->tiles->vector == 0);
     int64_t step = s->key_heads * s->size, part = item * s->heads;
     size_t at = (size_t)((b * s->cached + seen.first) * step) * nbl__size_of(a->k.dtype);
     s->tiles->decode(&(nbl__decode_part){.isa = s->isa,
@@ -346,6 +354,7 @@ static nbl_status join_item(void *argument, int64_t item, int worker)
         for (int64_t d = 0; d < s->size; d++) from[d] = out ? out[d] + factor * from[d] : factor * from[d];
         out = from;
     }
+    assert(out); /* a query sees its own key: some chunk is not empty */
     for (int64_t d = 0; d < s->size; d++) out[d] /= total;
     int64_t at = item * s->size;
     nbl__from_f32(s->isa, out, a->dtype, (uint8_t *)a->out.data + (size_t)at * nbl__size_of(a->dtype),

@@ -139,6 +139,7 @@ static inline nbl__span nbl__seen_by(const nbl__outlook *view, int64_t r, int64_
         top = nbl__attention_span(a->causal, a->window, i, view->length);
         bottom = nbl__attention_span(a->causal, a->window, last, view->length);
     }
+    assert(i >= 0 && rows >= 1 && last < view->length && top.first <= bottom.first && top.end <= bottom.end);
     int64_t first = nbl__max_i64(top.first - view->from, 0);
     int64_t end = nbl__min_i64(bottom.end - view->from, view->n);
     return (nbl__span){first, nbl__max_i64(first, end)};
@@ -157,6 +158,7 @@ static inline int nbl__attention_await(const nbl__attention_job *job, const nbl_
     int first = (int)(seen.first / NBL_ATTENTION_BLOCK), turn = (int)(keys->at / NBL_ATTENTION_BLOCK) - first;
     const atomic_int *done = &job->done[query_block * job->heads + head];
     *turns = (int)nbl__ceil_div(seen.end, NBL_ATTENTION_BLOCK) - first;
+    assert(b->first == keys->first && turn >= 0 && turn < *turns); /* else it waits forever */
     for (int spins = 0; atomic_load_explicit(done, memory_order_acquire) != turn; spins++) {
 #if defined(__x86_64__)
         if (spins < 1000) __builtin_ia32_pause();
@@ -171,6 +173,7 @@ static inline int nbl__attention_await(const nbl__attention_job *job, const nbl_
 static inline void nbl__attention_done(const nbl__attention_job *job, int64_t query_block, int64_t head,
                                        int turn)
 {
+    assert(atomic_load(&job->done[query_block * job->heads + head]) == turn);
     atomic_store_explicit(&job->done[query_block * job->heads + head], turn + 1, memory_order_release);
 }
 

@@ -58,6 +58,7 @@ static nbl_status pack_item(void *argument, int64_t item, int worker)
     const gemm_plan *plan = argument;
     const operand *o = plan->operand;
     for (int64_t own; item >= (own = pack_items(plan, o)); o++) item -= own;
+    assert(o < plan->operand + plan->operands);
     int64_t groups = row_groups(o), group = item % groups, k_begin = item / groups * o->k_block;
     rows_of rows = rows_in(o->m, o->windows, plan->window, o->source.kernel);
     nbl__pack_rows part = {
@@ -89,6 +90,7 @@ static void clear_tile(const gemm_plan *plan, int64_t rows, float *tile)
 /* How many panels one call of the kernel gets; even, since kernels may take two at a time. */
 static int64_t block_panels(const nbl__kernel *kernel, int64_t k)
 {
+    assert(k > 0);
     int64_t fit = BLOCK_BYTES / (int64_t)panel_bytes(kernel, k * kernel->rows);
     return nbl__max_i64(2, nbl__min_i64(fit, BLOCK_ROWS / kernel->rows) / 2 * 2);
 }
@@ -115,6 +117,7 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
         int64_t first = t->b.transpose ? t->b.first_row : 0; /* n counts rows of the weight */
         int64_t n_begin = at->n_begin + first, n_end = at->n_end + first;
         if (!add) clear_tile(plan, at->rows, tile);
+        assert(at->n_end - at->n_begin <= plan->tile_columns && at->rows <= plan->tile_rows);
         if (way->way == BY_GEMV) nbl__gemv(plan->isa, t, at->rows, n_begin, n_end, tile, stride);
         else
             nbl__int8_product(plan->isa, t, at->row, at->row + at->rows, n_begin, n_end, tile, stride,
@@ -124,6 +127,7 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
     /* Panels [first, last) of the window are this slice's; `top` is its first row. */
     const operand *o = &plan->operand[way->operand];
     const nbl__kernel *kernel = o->source.kernel;
+    assert(way->operand < plan->operands && o->stage <= plan->stage); /* its A is packed */
     rows_of rows = rows_in(o->m, o->windows, plan->window, kernel);
     int64_t first = slice_panel(&rows, at->slices, at->slice),
             last = slice_panel(&rows, at->slices, at->slice + 1);
@@ -152,6 +156,9 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
             block.b_line = t->b.stride;
             block.b_strip = NBL_STRIP;
         }
+        assert(block.k % kernel->k_step == 0 && block.k <= NBL_MAX_K_BLOCK && first < last);
+        assert(in_place ||
+               (size_t)(block.k * block.strips * NBL_STRIP) * nbl__panel_element(kernel) <= plan->b_bytes);
         int64_t panels = block_panels(kernel, block.k);
         for (int64_t p = first; p < last; p = block.panel_end) {
             block.panel_begin = p;
@@ -201,6 +208,7 @@ static nbl_status multiply_item(void *argument, int64_t item, int worker)
     }
     const product_plan *q = chunk.product;
     const nbl__product *p = q->product;
+    assert(q < plan->products + plan->count && chunk.begin < chunk.end && chunk.end <= q->strips);
     worker_room room = nbl__gemm_room(plan, worker);
     rows_of rows = rows_in(p->m, q->windows, plan->window, nbl__kernel_for(plan->isa, NBL_DTYPE_F32, p->m));
     int64_t top = slice_row(&rows, q->slices, item);
@@ -212,6 +220,8 @@ static nbl_status multiply_item(void *argument, int64_t item, int worker)
         .n_begin = chunk.begin * NBL_STRIP,
         .n_end = nbl__min_i64(p->n, chunk.end * NBL_STRIP),
     };
+    assert(at.rows > 0 && at.rows <= plan->tile_rows && at.row + at.rows <= p->m);
+    assert(at.n_begin < at.n_end && at.n_end - at.n_begin <= plan->tile_columns);
     if (is_direct(plan, q, at.rows, at.n_end - at.n_begin)) {
         float *c = (float *)p->c + at.row * p->stride + at.n_begin;
         bool add = false;
@@ -269,6 +279,7 @@ static nbl_status run_batch(nbl_context *ctx, nbl__gemm_way way, const nbl__prod
     nbl__cut cut = {scratch, 0};
     arrays room;
     gemm_plan plan;
+    assert((uintptr_t)scratch % 64 == 0);
     nbl__gemm_make_plan(ctx, way, products, count, &cut, &room, &plan);
     for (plan.window = 0; plan.window < plan.windows; plan.window++) {
         for (plan.stage = 0; plan.stage < STAGES; plan.stage++) {

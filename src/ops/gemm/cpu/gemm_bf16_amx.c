@@ -66,6 +66,7 @@ NBL_TARGET_AMX __attribute__((always_inline)) static inline void run_strips(cons
 NBL_TARGET_AMX static void run(const nbl__block *block)
 {
     int64_t s = 0;
+    assert(block->k % K_STEP == 0 && block->rows == block->panels * ROWS);
     _tile_loadconfig(&nbl__amx_tiles);
     for (; s + 2 <= block->strips; s += 2) run_strips(block, s, 2);
     if (s < block->strips) run_strips(block, s, 1);

@@ -94,6 +94,7 @@ run_strips(const nbl__block *block, int64_t strip, int strips, int parts)
 NBL_TARGET_AMX static void run(const nbl__block *block)
 {
     int64_t s = 0;
+    assert(block->k % K_STEP == 0 && block->rows == block->panels * ROWS);
     _tile_loadconfig(&nbl__amx_tiles);
     for (; s + 2 <= block->strips; s += 2)
         if (block->b_parts == 1) run_strips(block, s, 2, 1);

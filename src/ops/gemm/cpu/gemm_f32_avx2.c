@@ -62,6 +62,7 @@ NBL_TARGET_AVX2 static void micro_of(int rows, const float *a, const float *b, c
 static void run(const nbl__block *block)
 {
     int64_t first = nbl__panel_start(block->rows, block->panels, block->panel_begin);
+    assert(block->rows <= block->panels * ROWS);
     for (int64_t s = 0; s < block->strips; s++)
         for (int64_t p = block->panel_begin, row = first, end; p < block->panel_end; p++, row = end) {
             end = nbl__panel_start(block->rows, block->panels, p + 1);

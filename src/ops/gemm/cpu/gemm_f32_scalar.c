@@ -17,6 +17,7 @@ static void micro_scalar(int rows, int64_t k, const float *a, const float *b, co
 static void run(const nbl__block *block)
 {
     int64_t first = nbl__panel_start(block->rows, block->panels, block->panel_begin);
+    assert(block->panel_begin < block->panel_end && block->panel_end <= block->panels);
     for (int64_t s = 0; s < block->strips; s++)
         for (int64_t p = block->panel_begin; p < block->panel_end; p++) {
             int64_t row = nbl__panel_start(block->rows, block->panels, p);

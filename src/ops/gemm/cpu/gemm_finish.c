@@ -51,6 +51,7 @@ static void finish_values(nbl_isa isa, float *values, const float *factor, const
 static void finish_flipped(const nbl__product *p, int64_t row, int64_t rows, int64_t n_begin, int64_t n_end,
                            const float *tile, int64_t stride)
 {
+    assert(p->stride >= p->m);
     for (int64_t n = n_begin; n < n_end; n++, tile++) {
         float *c = (float *)p->c + n * p->stride + row;
         for (int64_t r = 0; r < rows; r++) c[r] = (p->accumulate ? c[r] : 0) + tile[r * stride];
@@ -66,6 +67,7 @@ void nbl__gemm_finish(nbl_isa isa, const nbl__product *p, int64_t row, int64_t r
     }
     int64_t n = n_end - n_begin;
     size_t size = nbl__size_of(p->dtype);
+    assert(n <= stride && n_end <= p->n && row + rows <= p->m);
     float *bias = NULL, *old = line + n;
     const float *factor = p->factor ? p->factor + n_begin : NULL;
     if (p->bias) {

@@ -65,6 +65,8 @@ static int operand_of(gemm_plan *plan, const nbl__product *p, const nbl__term *t
         if (p->stage < o->stage) o->stage = p->stage;
         return i;
     }
+    assert(plan->operands < MAX_TERMS && kernel->rows <= NBL_PANEL_MAX_ROWS);
+    assert(kernel->k_block <= NBL_MAX_K_BLOCK && kernel->k_block % 64 == 0 && 64 % kernel->k_step == 0);
     plan->operand[plan->operands] = (operand){
         .source = {plan->isa, kernel, &t->a, t->compute, !t->a.transpose},
         .m = p->m,
@@ -92,6 +94,7 @@ bool nbl__gemm_step(const gemm_plan *plan, int64_t window, int stage, chunk_at *
     for (const product_plan *end = plan->products + plan->count; at->product < end; at->product++) {
         if (at->product->product->stage != stage) continue;
         int64_t own = window < at->product->windows ? at->product->strips : 0;
+        assert(at->begin <= at->product->strips && at->left >= own - at->begin);
         if (at->begin < own) {
             at->end = nbl__min_i64(own, at->begin + next_chunk(plan, at->left));
             return true;
@@ -121,6 +124,7 @@ static void plan_sizes(gemm_plan *plan)
         if (plan->operand[i].source.kernel->panel == NBL_PANEL_SPLIT) plan->max_chunk = MAX_SPLIT_CHUNK;
     for (int i = 0; i < plan->count; i++) {
         product_plan *q = &plan->products[i];
+        assert(q->product->stage >= 0 && q->product->stage < STAGES);
         q->strips = q->product->m > 0 ? nbl__ceil_div(q->product->n, NBL_STRIP) : 0;
         q->windows = windows_of(q->product->m);
         plan->strips[q->product->stage] += q->strips;
@@ -181,6 +185,7 @@ static void plan_operand(operand *o, nbl__cut *cut)
 void nbl__gemm_make_plan(const nbl_context *ctx, nbl__gemm_way way, const nbl__product *products, int count,
                          nbl__cut *cut, arrays *room, gemm_plan *plan)
 {
+    assert(count <= MAX_PRODUCTS && way.isa <= nbl__isa(ctx));
     *plan = (gemm_plan){.isa = way.isa,
                         .count = count,
                         .workers = nbl_threads(ctx),
@@ -191,7 +196,10 @@ void nbl__gemm_make_plan(const nbl_context *ctx, nbl__gemm_way way, const nbl__p
         const nbl__product *p = &products[i];
         product_plan *q = &plan->products[i];
         *q = (product_plan){.product = p, .terms = next};
+        assert(p->m >= 0 && p->n >= 0 && next + p->term_count <= room->terms + MAX_TERMS);
+        assert(!p->flipped || (p->dtype == NBL_DTYPE_F32 && !p->factor && !p->bias));
         for (int t = 0; t < p->term_count; t++, next++) {
+            assert(!p->terms[t].a.weight && !(p->terms[t].b.weight && p->terms[t].b.data));
             next->way = route_of(p, &p->terms[t], way.gemv);
             /* Measuring: assume panels. `pick` is set only when the call runs (LLM.int8), and rules
              * gemv out. */
@@ -213,5 +221,6 @@ void nbl__gemm_make_plan(const nbl_context *ctx, nbl__gemm_way way, const nbl__p
 worker_room nbl__gemm_room(const gemm_plan *plan, int worker)
 {
     size_t bytes;
+    assert(worker >= 0 && worker < plan->workers && plan->room_bytes % 64 == 0);
     return cut_room(plan->rooms + plan->room_bytes * (size_t)worker, plan, &bytes);
 }

@@ -112,10 +112,12 @@ typedef struct rows_of {
 
 static inline rows_of rows_in(int64_t m, int64_t windows, int64_t window, const nbl__kernel *kernel)
 {
+    assert(window >= 0 && window < windows);
     rows_of r = {.begin = piece(m, windows, window)};
     r.count = piece(m, windows, window + 1) - r.begin;
     r.panels = nbl__ceil_div(r.count, kernel->rows);
     r.padded = kernel->padded ? r.panels * kernel->rows : r.count;
+    assert(r.count <= WINDOW && r.padded <= r.panels * kernel->rows);
     return r;
 }
 

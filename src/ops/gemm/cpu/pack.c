@@ -23,6 +23,7 @@ static void drop(const nbl__source *s, int64_t row, int64_t begin, int64_t count
 {
     const nbl__mat *m = s->mat;
     int64_t first = m->drop_first + row * m->drop_columns;
+    assert(m->dropout > 0 && m->dropout < 1 && first >= 0);
     if (pick == NULL) nbl__drop_f32(s->isa, m->seed, m->dropout, first + begin, count, values);
     else
         for (int64_t i = 0; i < count; i++)
@@ -34,6 +35,7 @@ static void read_weight(const nbl__source *s, int64_t row, int64_t begin, int64_
 {
     const nbl_weight *w = s->mat->weight;
     int64_t first = row * w->shape[1];
+    assert(w->rank == 2 && row >= 0 && row < w->shape[0] && begin >= 0 && end <= w->shape[1]);
     if (s->compute == NBL_DTYPE_F32) {
         nbl__dequantize(s->isa, w, first + begin, first + end, NBL_DTYPE_F32, to, false);
         return;
@@ -145,6 +147,7 @@ static void transposed_panel(const nbl__source *s, int64_t outer, int count, int
     plain_rows dense;
     bool plain = plain_rows_of(s, &dense);
     const void *rows[NBL_PANEL_MAX_ROWS];
+    assert(count <= width && width <= NBL_PANEL_MAX_ROWS);
     for (int r = 0; r < width; r++) {
         float *room = p->rows + r * k;
         rows[r] = room;
@@ -310,6 +313,8 @@ static void pack_a_straight(const nbl__source *s, const nbl__pack_rows *part, ui
 
 void nbl__pack_a(const nbl__source *source, const nbl__pack_rows *part, void *to, void *scratch)
 {
+    assert(part->panel_begin < part->panel_end && part->panel_end <= part->panels && part->k_count > 0);
+    assert((uintptr_t)to % 64 == 0 && source->mat->weight == NULL);
     pieces p = cut(scratch, part->k_count, part->rows, NULL);
     if (source->turn) pack_a_transposed(source, part, to, &p);
     else pack_a_straight(source, part, to, &p);
@@ -327,6 +332,7 @@ static size_t strip_bytes(const nbl__kernel *kernel, int64_t padded)
 static void clear_tail(uint8_t *strip, int64_t k, int64_t padded)
 {
     int64_t even = nbl__round_up(k, 2);
+    assert(even <= padded);
     memset(strip + (size_t)(even * NBL_STRIP * 2), 0, (size_t)((padded - even) * NBL_STRIP * 2));
 }
 
@@ -437,6 +443,7 @@ int nbl__strip_scales(const nbl__fourbit_source *s, int64_t row, int64_t row_end
     bool aligned = (s->columns & ((INT64_C(1) << s->block_shift) - 1)) == 0;
     int shift = aligned ? s->block_shift : 5;
     int64_t base = k_begin >> shift, count = ((k_begin + k - 1) >> shift) - base + 1;
+    assert(k_begin % 32 == 0 && k % 32 == 0 && s->columns % 32 == 0 && count <= NBL_MAX_K_BLOCK / 32);
     for (int64_t r = 0; r < NBL_STRIP; r++) {
         int64_t start = (row + r) * s->columns;
         if (row + r >= row_end) {

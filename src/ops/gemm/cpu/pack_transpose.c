@@ -160,6 +160,7 @@ void nbl__transpose_f32(nbl_isa isa, nbl_dtype dtype, const void *const *rows, i
                         float *to)
 {
     int64_t i = 0;
+    assert(count >= 0 && count <= NBL_PANEL_MAX_ROWS && nbl__is_compute(dtype));
 #if defined(__x86_64__)
     if (isa >= NBL_ISA_AVX2 && count >= 4) i = transpose_any_avx2(dtype, rows, count, k, to);
 #else

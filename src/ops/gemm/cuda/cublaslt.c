@@ -289,6 +289,7 @@ static cublasStatus_t find_plan(struct nbl__blas *blas, size_t workspace, const 
                                 plan **result)
 {
     uint64_t slot = hash_of(k) % PLANS;
+    assert(blas->used <= PLANS_USED); /* less than PLANS: the search ends at a free slot */
     while (blas->plans[slot].taken) {
         *result = &blas->plans[slot];
         if (memcmp(&blas->plans[slot].key, k, sizeof *k) == 0) return CUBLAS_STATUS_SUCCESS;
@@ -349,6 +350,8 @@ nbl_status nbl__cuda_gemm(const nbl__call *call, const nbl__gemm *g)
     k.ldb = g->ldb ? g->ldb : g->b_transposed ? g->k : g->n;
     k.ldc = g->ldc ? g->ldc : g->n;
     if (k.batch > 1) k.a_stride = g->a_stride, k.b_stride = g->b_stride, k.c_stride = g->c_stride;
+    assert(k.lda >= (g->a_transposed ? g->m : g->k) && k.ldb >= (g->b_transposed ? g->k : g->n));
+    assert(k.ldc >= g->n && k.batch > 0);
     k.dtype = (int32_t)g->dtype, k.c_dtype = (int32_t)g->c_dtype;
     k.a_transposed = g->a_transposed, k.b_transposed = g->b_transposed, k.reads_c = g->beta != 0;
     if (g->m == 0 || g->n == 0) return NBL_OK;

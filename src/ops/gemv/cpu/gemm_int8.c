@@ -60,6 +60,7 @@ static void add_to_tile(const job *j, int64_t row, int64_t column, int32_t sum)
 static void run_direct(const job *j, const nbl__int8_kernel *kernel)
 {
     int32_t a_sums[NBL_INT8_SMALL_BATCH] = {0}, sums[4];
+    assert(kernel == NULL || j->m_end - j->m_begin <= NBL_INT8_SMALL_BATCH);
     for (int64_t m = j->m_begin; kernel && m < j->m_end; m++)
         a_sums[m - j->m_begin] = sum_codes(j->a + m * j->a_stride, j->k);
     for (int64_t n = j->n_begin; n < j->n_end; n++)
@@ -117,6 +118,7 @@ static void multiply_block(const job *j, const nbl__int8_kernel *kernel, const s
     const int64_t panels = nbl__ceil_div(columns, kernel->panel);
     const int64_t panel_bytes = (int64_t)kernel->panel * NBL_INT8_K * kernel->code_bytes;
     const int64_t row_bytes = (int64_t)NBL_INT8_K * kernel->code_bytes;
+    assert(count > 0 && padded <= NBL_INT8_K && rows <= NBL_INT8_M && columns <= NBL_INT8_N);
     for (int64_t p = 0; p < panels; p++) {
         int64_t first = n + p * kernel->panel;
         kernel->pack_w(j->w + first * j->w_stride + k, j->w_stride,
@@ -161,6 +163,7 @@ static void run_blocks(const job *j, const nbl__int8_kernel *kernel, void *memor
     layout(kernel, j->m_end - j->m_begin, j->n_end - j->n_begin, memory, &s);
     const int64_t height = block_size(j->m_end - j->m_begin, NBL_INT8_M, kernel->rows);
     const int64_t width = block_size(j->n_end - j->n_begin, NBL_INT8_N, kernel->panel);
+    assert(height % kernel->rows == 0 && width % kernel->panel == 0 && j->k <= EXACT_K);
     for (int64_t n = j->n_begin; n < j->n_end; n += width)
         for (int64_t m = j->m_begin; m < j->m_end; m += height) {
             int64_t rows = nbl__min_i64(height, j->m_end - m), columns = nbl__min_i64(width, j->n_end - n);
@@ -177,6 +180,7 @@ void nbl__int8_product(nbl_isa isa, const nbl__term *term, int64_t m_begin, int6
     assert(term->a.dtype == NBL_DTYPE_I8 && term->b.transpose && term->b.weight->format == NBL_FORMAT_INT8);
     const nbl__int8_kernel *kernel = kernel_of(isa);
     const nbl_weight *weight = term->b.weight;
+    assert(term->a.scales && !term->a.pick && !term->a.transpose && n_end <= weight->shape[0]);
     if (m_begin >= m_end || n_begin >= n_end) return;
     for (int64_t k = 0; k < term->k; k += EXACT_K) {
         job j = {term,

@@ -99,6 +99,7 @@ static void prepare(const nbl__gemv_job *job, const nbl__gemv_plan *plan, float 
 {
     const nbl__mat *mat = &job->term->a;
     float line[NBL_GEMV_LONG];
+    assert(job->m <= job->rows && mat->weight == NULL);
     for (int64_t i = 0; i < job->rows; i++) {
         int64_t count = i < job->m ? job->count : 0,
                 stop = nbl__ceil_div(job->count, NBL_GEMV_GROUP) * NBL_GEMV_GROUP;
@@ -133,8 +134,11 @@ static void nested_scales(const nbl_weight *w, int64_t first, int64_t n, float *
 
 const float *nbl__gemv_scales(const nbl_weight *w, int64_t flat, int64_t count, float *room)
 {
-    int64_t unit = nbl__gemv_unit(w), units = nbl__ceil_div(count, unit), first = flat / w->block;
-    if (w->format == NBL_FORMAT_MXFP4) {
+    bool mx = w->format == NBL_FORMAT_MXFP4; /* its blocks have 32 elements, whatever w->block says */
+    int64_t unit = nbl__gemv_unit(w), units = nbl__ceil_div(count, unit);
+    int64_t first = flat / (mx ? unit : w->block);
+    assert(flat % unit == 0 && count <= NBL_GEMV_LONG && (mx || w->block >= unit));
+    if (mx) {
         for (int64_t u = 0; u < units; u++) room[u] = nbl__mxfp4_scale(w->scale_codes[first + u]);
         return room;
     }
@@ -145,6 +149,7 @@ const float *nbl__gemv_scales(const nbl_weight *w, int64_t flat, int64_t count, 
     }
     float blocks[NBL_GEMV_LONG / 128 + 2];
     const float *from = blocks;
+    assert(w->block >= 128 && (flat + count - 1) / w->block - first < NBL_GEMV_LONG / 128 + 2);
     if (w->nested_scales) nested_scales(w, first, (flat + count - 1) / w->block - first + 1, blocks);
     else from = w->scales + first;
     int shift = __builtin_ctzll((unsigned long long)w->block);
@@ -277,6 +282,7 @@ void nbl__gemv(nbl_isa isa, const nbl__term *term, int64_t m, int64_t n_begin, i
     int64_t length = nbl__ceil_div(nbl__ceil_div(term->k, spans), NBL_GEMV_GROUP) * NBL_GEMV_GROUP;
     for (int64_t first = 0; first < term->k; first += length) {
         int64_t count = nbl__min_i64(length, term->k - first);
+        assert(length <= NBL_GEMV_LONG && length * rows <= NBL_GEMV_A);
         nbl__gemv_job job = {isa, term, m, rows, first, count, a, n_begin, n_end, tile, tile_stride};
         prepare(&job, &plan, a);
         plan.run(&job);

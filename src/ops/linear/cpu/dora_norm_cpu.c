@@ -77,6 +77,7 @@ static void products_of(const job *j, nbl__term terms[3], nbl__product products[
 static void dequantize_piece(const job *j, int64_t begin, int64_t count, float *values)
 {
     uint16_t halves[PIECE];
+    assert(count <= PIECE);
     if (j->a->dtype == NBL_DTYPE_F32) {
         nbl__dequantize(j->isa, &j->a->w, begin, begin + count, NBL_DTYPE_F32, values, false);
         return;

@@ -76,6 +76,7 @@ NBL_TARGET_AVX2 static int64_t drop_avx2(uint64_t seed, float dropout, int64_t i
                                          float *values)
 {
     const __m256 factor = _mm256_set1_ps(1 / (1 - dropout)), rate = _mm256_set1_ps(dropout);
+    assert(index % 4 == 0 || count < 32);
     int64_t i = 0;
     for (; i + 32 <= count; i += 32) {
         int64_t counter = (index + i) >> 2;
@@ -102,6 +103,7 @@ NBL_TARGET_AVX2 static int64_t drop_avx2(uint64_t seed, float dropout, int64_t i
 void nbl__drop_f32(nbl_isa isa, uint64_t seed, float dropout, int64_t index, int64_t count, float *values)
 {
     int64_t done = 0;
+    assert(index >= 0 && dropout >= 0 && dropout < 1);
 #if defined(__x86_64__)
     if (isa >= NBL_ISA_AVX2) {
         done = nbl__min_i64(count, -index & 3);

@@ -30,6 +30,7 @@ void nbl__linear_fused_open(nbl__linear_fused *j, const nbl_context *sizes_of, n
                             uint8_t *scratch, size_t scratch_bytes)
 {
     bool dry = ctx == NULL;
+    assert(count >= 1 && count <= NBL_LINEAR_FUSED_MAX && (dry || (uintptr_t)scratch % 64 == 0));
     *j = (nbl__linear_fused){
         .ctx = ctx, .sizes_of = sizes_of, .way = way, .dry = dry, .x = members->x, .dx = members->dx};
     j->cut.base = dry ? (uint8_t *)(uintptr_t)STAND_IN_SCRATCH : scratch;
@@ -42,6 +43,7 @@ void nbl__linear_fused_open(nbl__linear_fused *j, const nbl_context *sizes_of, n
     for (int i = 0; i < count; i++) {
         const nbl__linear *a = &members[i];
         nbl__linear_part *l = &j->layers[i];
+        assert(a->w.shape[1] == j->in); /* the layers share x */
         *l = (nbl__linear_part){.a = a,
                                 .out = a->w.shape[0],
                                 .rank = nbl__linear_rank(a),
@@ -165,6 +167,7 @@ nbl_status nbl__linear_fused_quantise(nbl__linear_fused *j)
     j->picked = 0;
     for (int64_t k = 0; k < j->in; k++)
         if (j->outlier[k]) j->pick[j->picked++] = (int32_t)k;
+    assert(j->picked <= j->in);
     return NBL_OK;
 }
 
@@ -205,7 +208,9 @@ int nbl__linear_fused_terms(const nbl__linear_fused *j, const nbl__linear_part *
     nbl__mat x = nbl__rows_of(&j->x, row);
     nbl__mat w = {.weight = &a->w, .stride = j->in, .transpose = true};
     /* LLM.int8: codes times codes, and the picked outlier columns in floating point. */
+    assert(row >= 0 && row < j->tokens);
     if (nbl__linear_by_codes(a)) {
+        assert(j->codes); /* nbl__linear_fused_open has cut memory for them */
         nbl__mat codes = {.dtype = NBL_DTYPE_I8,
                           .data = j->codes + row * j->in,
                           .stride = j->in,

@@ -391,6 +391,7 @@ static nbl_status dx_chunk(nbl__linear_fused *j, const wide *w, int64_t row, int
     bool masked = false;
     for (int i = 0; i < j->count; i++) {
         const nbl__linear_part *l = &j->layers[i];
+        assert(!l->factor || w->scaled[i]);
         terms[count++] = base_term(j, l, row, l->factor ? w->scaled[i] : NULL);
         if (l->rank == 0) continue;
         nbl__term term = adapter_term(j, l, row);
@@ -398,6 +399,7 @@ static nbl_status dx_chunk(nbl__linear_fused *j, const wide *w, int64_t row, int
             terms[count++] = term;
             continue;
         }
+        assert(w->part && w->sum);
         nbl__product product = dx_product(j, row, rows, &term, 1);
         product.dtype = NBL_DTYPE_F32;
         product.c = w->part;

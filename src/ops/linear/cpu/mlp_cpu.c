@@ -144,6 +144,7 @@ static nbl_status gate_piece(void *argument, int64_t item, int worker)
 /* The chunk's rows of a saved tensor. */
 static float *kept_rows(const nbl_tensor *saved, int64_t chunk)
 {
+    assert(saved->dtype == NBL_DTYPE_F32 && chunk * NBL_MLP_CHUNK <= nbl__tensor_rows(saved));
     return (float *)saved->data + chunk * NBL_MLP_CHUNK * nbl__last(saved);
 }
 
@@ -168,6 +169,7 @@ static nbl_status gate_all(const nbl__call *call, const nbl__mlp *a, int64_t chu
 static nbl_status forward_run(const nbl__call *call, nbl__gemm_way way, const nbl__mlp *a)
 {
     pieces p = layout(a, false, call->scratch);
+    assert(p.used <= call->scratch_bytes && p.used % 64 == 0);
     uint8_t *rest = call->scratch + p.used;
     size_t rest_bytes = call->scratch_bytes - p.used;
     NBL_TRY(make_norms(call, a, &p));
@@ -194,6 +196,7 @@ static nbl__linear only_dx(nbl__linear a)
 static nbl_status backward_run(const nbl__call *call, nbl__gemm_way way, const nbl__mlp *a)
 {
     pieces p = layout(a, true, call->scratch);
+    assert(p.used <= call->scratch_bytes && p.used % 64 == 0);
     uint8_t *rest = call->scratch + p.used;
     size_t rest_bytes = call->scratch_bytes - p.used;
     NBL_TRY(make_norms(call, a, &p));

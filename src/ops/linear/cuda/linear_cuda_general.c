@@ -74,6 +74,7 @@ void nbl__cuda_linear_open(nbl__cuda_linears *j, const nbl__call *call, const nb
     nbl__cut c = {scratch ? scratch : (uint8_t *)(uintptr_t)STAND_IN, 0};
     *j = (nbl__cuda_linears){
         .call = call, .dtype = members->dtype, .x = members->x, .dx = members->dx, .count = count};
+    assert(count >= 1 && count <= NBL_CUDA_LINEAR_MAX);
     j->tokens = nbl__tensor_rows(&j->x);
     j->in = members->w.shape[1];
     j->rows = nbl__min_i64(j->tokens, NBL_CUDA_CHUNK);
@@ -205,6 +206,7 @@ nbl_status nbl__cuda_linear_weight(nbl__cuda_linears *j, const nbl__cuda_linear_
     const nbl_weight *from = &l->a->w;
     *w = from->data;
     if (lies_ready(from, j->dtype, j->product)) return NBL_OK;
+    assert(j->w); /* nbl__cuda_linear_open has cut memory for this weight */
     *w = j->w;
     if (j->held == l) return NBL_OK;
     j->held = l;
@@ -224,6 +226,7 @@ nbl_status nbl__cuda_linear_rows(const nbl__cuda_linears *j, const nbl_tensor *f
     *result = nbl__cuda_row(from, row);
     if (from->dtype == dtype && factor == NULL) return NBL_OK;
     const void *data = *result;
+    assert(room);
     *result = room;
     return convert(j->call, rows, nbl__last(from), data, from->dtype, from->dtype, factor, room, dtype);
 }
@@ -481,6 +484,7 @@ nbl__cuda_way nbl__cuda_linear_best(const nbl__cuda *cuda, const nbl__linear *me
 {
     nbl__cuda_way way = 0;
     while (nbl__cuda_linear_can(cuda, way, members, count)) way++;
+    assert(way < NBL_CUDA_WAYS); /* the general one takes all */
     return way;
 }
 

@@ -173,6 +173,7 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
     enum { STAND_IN = 64 };
     nbl__cut c = {scratch ? scratch : (uint8_t *)(uintptr_t)STAND_IN, 0};
     *j = (nbl__fast){.call = call, .x = members->x, .dx = members->dx, .count = count};
+    assert(count >= 1 && count <= NBL_CUDA_LINEAR_MAX);
     j->tokens = nbl__tensor_rows(&j->x);
     j->in = members->w.shape[1];
     bool any_packed = false;
@@ -260,6 +261,7 @@ static int moves_of_b(const nbl__linear_train *l, bool transposed, bool with_bia
                    .to_ld = ld};
     moves[0] = moves[1] = b;
     if (!with_bias) return 1;
+    assert(l->wide >= l->rank + 2); /* the columns of the bias: columns_of */
     nbl__move *bias = &moves[1];
     bias->from = a->bias.data;
     bias->from_dtype = a->bias.dtype;
@@ -328,6 +330,7 @@ static nbl_status project(const nbl__fast *j, int64_t first, int64_t wide, bool 
         const nbl__linear_train *l = &j->layers[i];
         const nbl__linear *a = l->a;
         int64_t begin = nbl__max_i64(l->first, first), end = nbl__min_i64(l->first + l->wide, first + wide);
+        assert(first % 16 == 0 && wide <= NBL_TALL_SKINNY_MAX && l->first % 16 == 0);
         float scale = a->scale * (l->mask ? nbl__dropout_factor(a) : 1);
         for (int64_t c = begin; c < end; c += 8) p.scales[(c - first) / 8] = scale;
         for (int64_t c = begin; c < end; c += 16) p.masks[(c - first) / 16] = l->mask;

@@ -149,6 +149,7 @@ static nbl_status make_norms(const nbl__call *call, const nbl__mlp *a, const pie
 /* The rows of a saved tensor that belong to the chunk. */
 static float *kept_rows(const nbl_tensor *saved, int64_t chunk)
 {
+    assert(saved->dtype == NBL_DTYPE_F32 && chunk * NBL_MLP_CHUNK <= nbl__tensor_rows(saved));
     return (float *)saved->data + chunk * NBL_MLP_CHUNK * nbl__last(saved);
 }
 

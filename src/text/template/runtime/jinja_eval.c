@@ -14,6 +14,7 @@
 /* Reads a slot. An empty slot is jinja2's undefined variable. */
 static nbl_status eval_name(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
+    assert(!vm->folding); /* there is no frame */
     *result = tpl_hop(frame, node->hops)->slots[node->slot];
     if (result->type != TPL_MISSING) return NBL_OK;
     return nbl__tpl_undefined(vm, NULL, NULL, node->value, result);
@@ -35,6 +36,7 @@ static nbl_status eval_dict(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
 {
     tpl_dict *dict;
     NBL_TRY(nbl__tpl_dict(vm, &dict));
+    assert(node->list.count % 2 == 0);
     for (int64_t i = 0; i < node->list.count; i += 2) {
         tpl_value key, value;
         NBL_TRY(nbl__tpl_eval(vm, frame, node->list.items[i], &key));

@@ -192,6 +192,7 @@ static nbl_status call_cycle(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     if (args->keyword_count)
         return nbl__tpl_raise(vm, "TypeError: cycle() got an unexpected keyword argument");
     if (args->count == 0) return nbl__tpl_raise(vm, "TypeError: no items for cycling given");
+    assert(self.loop->index0 >= 0); /* the variable `loop` is set after the first item is taken */
     *result = args->items[self.loop->index0 % args->count];
     return NBL_OK;
 }

@@ -87,6 +87,7 @@ nbl_status nbl__tpl_assign(tpl_vm *vm, tpl_frame *frame, const tpl_node *target,
 {
     if (target->kind == NODE_TUPLE) return unpack(vm, frame, target, value);
     tpl_value *slot = &tpl_hop(frame, target->hops)->slots[target->slot];
+    assert(target->kind == NODE_NAME || target->kind == NODE_NSREF);
     if (target->kind == NODE_NAME) return *slot = value, NBL_OK;
     if (slot->type != TPL_NAMESPACE)
         return nbl__tpl_raise(vm, "cannot assign attribute on non-namespace object");

@@ -75,6 +75,7 @@ nbl_status nbl__tpl_run(tpl_vm *vm, const tpl_program *program);
 static inline tpl_frame *tpl_hop(tpl_frame *frame, int hops)
 {
     while (hops-- > 0) frame = frame->parent;
+    assert(frame); /* hops and slots come from the parser's scopes */
     return frame;
 }
 /* Sets the line and column for messages. */

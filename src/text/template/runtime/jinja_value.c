@@ -50,6 +50,7 @@ nbl_status nbl__tpl_refuse(tpl_vm *vm, const char *format, ...)
  * element 3". */
 nbl_status nbl__tpl_raise_undefined(tpl_vm *vm, tpl_value v)
 {
+    assert(v.type == TPL_UNDEFINED);
     const tpl_undefined *u = v.undefined;
     if (u->hint) return nbl__tpl_raise(vm, "%s", u->hint);
     const char *name = nbl__tpl_shown(vm, u->name);
@@ -146,6 +147,7 @@ nbl_status nbl__tpl_cstring(tpl_vm *vm, const char *text, tpl_value *result)
 /* O(1) for ASCII, otherwise linear: a string has no index of its characters. */
 size_t nbl__tpl_offset(const tpl_string *string, int64_t at)
 {
+    assert(at >= 0 && (size_t)at <= string->length && string->length <= string->size);
     if (string->size == string->length) return (size_t)at;
     size_t offset = 0;
     for (int size; at > 0; at--) {
@@ -196,6 +198,7 @@ nbl_status nbl__tpl_push(tpl_vm *vm, tpl_items *list, tpl_value item)
 /* The list shares the array of `list`; nothing is copied. */
 nbl_status nbl__tpl_finish(tpl_vm *vm, const tpl_items *list, tpl_type type, tpl_value *result)
 {
+    assert(type == TPL_LIST || type == TPL_TUPLE);
     tpl_list *made;
     NBL_TRY(TPL_NEW(vm, made, 1));
     *made = (tpl_list){.items = list->items, .count = list->count};
@@ -346,6 +349,7 @@ static nbl_status find_hashed(tpl_vm *vm, const tpl_dict *dict, tpl_value key, u
 static nbl_status put_slot(tpl_vm *vm, tpl_dict *dict, int64_t index)
 {
     uint64_t hash = dict->entries[index].hash, at = hash;
+    assert(index < dict->room && 2 * dict->room <= dict->slots); /* a slot is free */
     while (dict->table[at & (uint64_t)(dict->slots - 1)]) at++;
     dict->table[at & (uint64_t)(dict->slots - 1)] = (int32_t)(index + 1);
     return nbl__tpl_work(vm, (at - hash) / 16);
