@@ -69,7 +69,8 @@ uint64_t nbl__dequantized_choose(nbl_model *m, uint64_t room, bool *more)
 uint64_t nbl__embedding_on_host(nbl_model *m, bool yes)
 {
     struct nbl__weight_entry *entry = nbl__model_find_role(m, NBL_WEIGHT_EMBEDDING);
-    if (entry == NULL || m->decoder.tied || nbl__model_trains(m, entry->name) || !nbl__device_of(m->ctx)->reads_host)
+    if (entry == NULL || m->decoder.tied || nbl__model_trains(m, entry->name) ||
+        !nbl__device_of(m->ctx)->reads_host)
         return 0;
     uint64_t spared = yes != entry->on_host ? nbl__weight_bytes(&entry->weight) : 0;
     entry->on_host = yes;

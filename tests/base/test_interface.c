@@ -15,7 +15,10 @@
 static void no_struct_is_large(void **state)
 {
     (void)state;
-#define SIZE(type) {#type, sizeof(type)}
+#define SIZE(type)                                                                                           \
+    {                                                                                                        \
+#type, sizeof(type)                                                                                  \
+    }
     static const struct {
         const char *type;
         size_t size;

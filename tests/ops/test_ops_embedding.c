@@ -152,7 +152,7 @@ static void an_id_out_of_range_is_named_with_its_index(void **state)
             ((int32_t *)a.ids.data)[5] = bad[i].id;
             assert_int_equal(run_one(ctx, &nbl__embedding_family.forward, &a, impls[k]), NBL_ERROR_ARGUMENT);
             assert_non_null(strstr(nbl_error_message(ctx), bad[i].text));
-            assert_non_null(strstr(nbl_error_message(ctx), "place 5"));
+            assert_non_null(strstr(nbl_error_message(ctx), "index 5"));
             assert_non_null(strstr(nbl_error_message(ctx), "[37, "));
         }
     free_outputs(&nbl__embedding_family, &a);
