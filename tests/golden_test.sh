@@ -41,6 +41,18 @@ expect 1 '"linaer"' operator
 printf 'no file' >"$folder/short"
 expect 1 "short" short
 
+# Words that name nothing are refused: a test of nothing would pass, and a misspelt row would force nothing.
+for command in "test --op ^linear_backward$" "grad --op no_such_family"; do
+    if said=$("$ops" $command 2>&1) || [[ $said != *"matches no operator family"* ]]; then
+        echo "golden_test: $command: $said" >&2
+        bad=1
+    fi
+done
+if said=$(NIBBLE_IMPL=avx22 "$ops" run "$folder/good" "$folder/forced" 2>&1) || [[ $said != *'"avx22"'* ]]; then
+    echo "golden_test: NIBBLE_IMPL=avx22: $said" >&2
+    bad=1
+fi
+
 # `nibble-ops run` replaces an earlier result of its own and nothing else, least of all what it reads.
 refused() { # TARGET
     local said

@@ -116,10 +116,30 @@ static const char *forced_by_environment(const nbl_context *ctx, const nbl__op *
     return NULL;
 }
 
+/* NIBBLE_IMPL must name a row of some operator: a misspelt name would force nothing. */
+static nbl_status check_environment(nbl_context *ctx)
+{
+    const nbl__device *device = nbl__device_of(ctx);
+    const char *force = nbl__forced_impl(ctx);
+    for (int i = 0; force && nbl__family_at(i); i++)
+        for (int backward = 0; backward < 2; backward++) {
+            const nbl__op *op = backward ? &nbl__family_at(i)->backward : &nbl__family_at(i)->forward;
+            for (const nbl__impl *const *at = op->name ? device->impls(op) : NULL; at && *at; at++)
+                if (is_meant(op, *at, force)) return NBL_OK;
+        }
+    NBL_CHECK(ctx, force == NULL, NBL_ERROR_ARGUMENT,
+              "NIBBLE_IMPL: no implementation for %s is called \"%s\"; `nibble-ops list` names them",
+              device->name, force);
+    return NBL_OK;
+}
+
 nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *arguments, const char *force,
                           const nbl__impl **impl)
 {
-    if (force == NULL) force = forced_by_environment(ctx, op);
+    if (force == NULL) {
+        NBL_TRY(check_environment(ctx));
+        force = forced_by_environment(ctx, op);
+    }
     for (const nbl__impl *const *at = nbl__device_of(ctx)->impls(op); *at; at++) {
         const nbl__impl *it = *at;
         if (force && !is_meant(op, it, force)) continue;

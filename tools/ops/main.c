@@ -154,6 +154,14 @@ static int run_files(const command *c)
     return exit_status;
 }
 
+/* Does --op name a family? A test of nothing would pass. */
+static bool selects_families(const case_options *o)
+{
+    for (int i = 0; case_family_at(i); i++)
+        if (case_selected(o, case_family_at(i)->name)) return true;
+    return false;
+}
+
 /* Dispatches on the first word. */
 static int run_command(const command *c)
 {
@@ -166,6 +174,8 @@ static int run_command(const command *c)
     if (c->count == 1 && strcmp(c->words[0], "list") == 0) return list(c->o.cuda);
     bool host = c->count == 1 && (strcmp(c->words[0], "grad") == 0 || strcmp(c->words[0], "support") == 0);
     if (c->o.cuda && host) return wrong_usage("grad and support have no device");
+    if (!selects_families(&c->o))
+        return wrong_usage("--op matches no operator family; `nibble-ops list` names them");
     for (size_t i = 0; c->count == 1 && i < sizeof modes / sizeof *modes; i++)
         if (strcmp(c->words[0], modes[i].name) == 0) return modes[i].mode(&c->o);
     return wrong_usage("a command was expected: run, check, list, test, grad, perf or support");
