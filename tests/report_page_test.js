@@ -16,6 +16,7 @@ class Element {
   addEventListener(name, run) { this.listeners[name] = run; }
   getBoundingClientRect() { return { left: 0, width: 100 }; }
   set textContent(text) { this.children = [text]; }
+  cloneNode() { return new Element(this.tag); }
   all() { return [this, ...this.children.flatMap(c => c instanceof Element ? c.all() : [])]; }
   text() { return this.children.map(c => c instanceof Element ? c.text() : String(c)).join(""); }
 }
@@ -36,7 +37,7 @@ function show(changes) {
   source.textContent = JSON.stringify({ ...facts, ...changes });
   Object.defineProperty(source, "textContent", { get() { return this.children[0]; } });
   const document = {
-    getElementById: () => source, createElement: tag => new Element(tag), createElementNS: (_, tag) => new Element(tag),
+    getElementById: id => id === "curves" ? { content: { firstElementChild: new Element("svg") } } : source, createElement: tag => new Element(tag), createElementNS: (_, tag) => new Element(tag),
     querySelector: () => main,
   };
   new Function("document", script)(document);

@@ -64,8 +64,7 @@ static nbl_status report_or_list(const nbl__peft *p, nbl_status status)
     return nbl__problem_collect(p->problems, status);
 }
 
-/* The last component of a path. */
-static const char *last_name(const char *path)
+const char *nbl__peft_last_name(const char *path)
 {
     const char *dot = strrchr(path, '.');
     return dot ? dot + 1 : path;
@@ -75,7 +74,8 @@ static const char *last_name(const char *path)
  * choice is by name, as in PEFT. */
 static bool is_embedding_name(const char *path)
 {
-    return strcmp(last_name(path), "embed_tokens") == 0 || strcmp(last_name(path), "lm_head") == 0;
+    return strcmp(nbl__peft_last_name(path), "embed_tokens") == 0 ||
+           strcmp(nbl__peft_last_name(path), "lm_head") == 0;
 }
 
 /* Splits a tensor's name: *which part it is, *path of its module (new memory in the arena).
@@ -209,9 +209,9 @@ static nbl_status check_targeted(nbl__peft *p, const nbl__peft_module *m)
 {
     bool targeted = p->rules == NULL;
     /* The model is unknown here, so "all-linear" takes every name but the usual one of a head. */
-    nbl__peft_kind kind = m->is_embedding                              ? NBL_PEFT_EMBEDDING
-                          : strcmp(last_name(m->path), "lm_head") == 0 ? NBL_PEFT_HEAD
-                                                                       : NBL_PEFT_LINEAR;
+    nbl__peft_kind kind = m->is_embedding                                        ? NBL_PEFT_EMBEDDING
+                          : strcmp(nbl__peft_last_name(m->path), "lm_head") == 0 ? NBL_PEFT_HEAD
+                                                                                 : NBL_PEFT_LINEAR;
     if (p->rules) NBL_TRY(nbl__peft_targets(p->rules, m->path, kind, &targeted));
     if (targeted) return NBL_OK;
     return hint_targets(

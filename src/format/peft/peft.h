@@ -172,6 +172,8 @@ typedef struct nbl__peft_tensor {
     const int64_t *shape;
     nbl__peft_kind kind;
 } nbl__peft_tensor;
+/* The last part of a module's path: "q_proj". */
+const char *nbl__peft_last_name(const char *path);
 /* The kind of a tensor's module by the name that Hugging Face's decoders have for it. For files whose
  * architecture nibble need not know; a model in memory knows the roles of its weights. */
 nbl__peft_kind nbl__peft_kind_of(const char *name, int rank);

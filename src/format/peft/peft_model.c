@@ -13,12 +13,28 @@ static const nbl__peft_tensor *find(const nbl__peft_tensor *tensors, int64_t cou
     return NULL;
 }
 
-/* Compares the shapes of the linear layers before everything else, so that an adapter of another
- * model gets this message and not one about some other detail. Modules are those of the adapter:
- * architectures differ in the names of theirs. */
+enum { MAX_LIST = 400 }; /* bytes of names in a message */
+
+/* Adds the last part of `path` to a list, once. NULL if memory has run out. */
+static const char *add_part(nbl__arena *arena, const char *list, const char *path)
+{
+    const char *part = nbl__peft_last_name(path), *at = strstr(list, part);
+    size_t n = strlen(part);
+    if (at && (at == list || at[-1] == ' ') && (at[n] == ',' || at[n] == '\0')) return list;
+    return *list ? nbl__arena_printf(arena, "%s, %s", list, part) : part;
+}
+
+/* Compares the shapes of the adapter's matrices with the model's before anything else, so that an adapter of another
+ * model gets this message and not one about some other detail. Modules are those of the adapter: architectures differ
+ * in the names of theirs. The message has the shapes of the first misfit, and the names of all. */
 static nbl_status check_shapes(const nbl__peft *peft, nbl__arena *arena, const nbl__peft_tensor *tensors,
                                int64_t count)
 {
+    const nbl__peft_module *first = NULL;
+    const nbl__peft_tensor *wanted = NULL;
+    const char *parts = "";
+    int64_t misfits = 0;
+    bool cut = false; /* the list of names is longer than MAX_LIST */
     for (int64_t i = 0; i < peft->module_count; i++) {
         const nbl__peft_module *it = &peft->modules[i];
         const char *name = nbl__arena_printf(arena, "%s.weight", it->path);
@@ -26,11 +42,18 @@ static nbl_status check_shapes(const nbl__peft *peft, nbl__arena *arena, const n
         const nbl__peft_tensor *tensor = find(tensors, count, name);
         if (it->is_embedding || tensor == NULL || tensor->kind == NBL_PEFT_EMBEDDING || tensor->rank != 2)
             continue;
-        NBL_CHECK(peft->ctx, it->out == tensor->shape[0] && it->in == tensor->shape[1], NBL_ERROR_SHAPE,
-                  "%s: the adapter of \"%s\" is for [%" PRId64 ", %" PRId64 "], the model has [%" PRId64
-                  ", %" PRId64 "] (of another model?)",
-                  peft->folder, it->path, it->out, it->in, tensor->shape[0], tensor->shape[1]);
+        if (it->out == tensor->shape[0] && it->in == tensor->shape[1]) continue;
+        if (misfits++ == 0) first = it, wanted = tensor;
+        bool full = strlen(parts) >= MAX_LIST;
+        cut |= full;
+        if (!full) parts = add_part(arena, parts, it->path);
+        if (parts == NULL) return NBL_ERROR_MEMORY;
     }
+    NBL_CHECK(peft->ctx, misfits == 0, NBL_ERROR_SHAPE,
+              "%s: the adapter of \"%s\" is for [%" PRId64 ", %" PRId64 "], the model has [%" PRId64
+              ", %" PRId64 "]; %" PRId64 " module%s not fit: %s%s (of another model?)",
+              peft->folder, first->path, first->out, first->in, wanted->shape[0], wanted->shape[1], misfits,
+              misfits == 1 ? " does" : "s do", parts, cut ? ", …" : "");
     return NBL_OK;
 }
 
