@@ -7,7 +7,7 @@
  *
  *     ours      X·Wᵀ with W in NF4 (nested scales, block 64), f32 and bf16; and dY·W ("back")
  *     sgemm     OpenBLAS on the dense f32 weight
- *     dq+sgemm  the weight dequantised to f32 first, then sgemm
+ *     dq+sgemm  the weight dequantized to f32 first, then sgemm
  *
  * in GFLOP/s, and ours over the two. Contenders take turns; the median of the rounds counts, or on a busy
  * machine the best. A round lasts at least a few milliseconds. NIBBLE_ISA lowers our instruction set and theirs,
@@ -87,14 +87,14 @@ static void ours(bench *b, const layer *l, int64_t m, bool back, nbl_dtype dtype
 {
     int64_t n = back ? l->in : l->out, k = back ? l->out : l->in;
     bool f32 = dtype == NBL_DTYPE_F32;
-    nbl__term term = {
+    nbl__gemm_term term = {
         .a = {.dtype = dtype, .data = f32 ? (void *)b->x : b->x16, .stride = k},
-        .b = {.weight = &b->weight, .transpose = !back},
+        .b = {.weight = &b->weight, .transposed = !back},
         .k = k,
         .alpha = 1,
         .compute = dtype,
     };
-    nbl__product p = {.m = m, .n = n, .terms = &term, .term_count = 1, .dtype = dtype, .stride = n};
+    nbl__gemm_product p = {.m = m, .n = n, .terms = &term, .term_count = 1, .dtype = dtype, .stride = n};
     p.c = f32 ? (void *)b->y : b->y16;
     size_t bytes = nbl__gemm_scratch(b->ctx, nbl__gemm_best(b->ctx), &p, 1);
     if (bytes > b->scratch_bytes) {

@@ -13,7 +13,7 @@
 
 #include "base/philox.h"
 #include "ops/gemv/cpu/gemv.h"
-#include "ops/gemv/cpu/gemm_int8.h"
+#include "ops/gemm/cpu/int8/gemm_int8.h"
 #include "quant/quant.h"
 
 #ifndef NBL_COMMIT
@@ -137,11 +137,11 @@ static void run_case(const bench *b, const bench_case *c)
         w.nested_offset = 0.02f;
     }
     size_t bytes = bytes_of(c, n);
-    nbl__term t = {.a = {.dtype = c->compute, .data = b->x, .stride = c->backward ? out : in},
-                   .b = {.weight = &w, .transpose = !c->backward},
-                   .k = c->backward ? out : in,
-                   .alpha = 1,
-                   .compute = c->compute};
+    nbl__gemm_term t = {.a = {.dtype = c->compute, .data = b->x, .stride = c->backward ? out : in},
+                        .b = {.weight = &w, .transposed = !c->backward},
+                        .k = c->backward ? out : in,
+                        .alpha = 1,
+                        .compute = c->compute};
     for (int round = -1; round < b->rounds; round++) { /* the first is not counted */
         int at = round < 0 ? 0 : round;
         double start = now();
@@ -201,10 +201,10 @@ static void run_int8(const bench *b)
     memset(tile, 0, 512 * N * 4);
     nbl_weight w = {
         .format = NBL_FORMAT_INT8, .rank = 2, .shape = {N, K}, .data = b->data, .scales = b->scales};
-    nbl__term t = {.a = {.dtype = NBL_DTYPE_I8, .data = codes, .stride = K, .scales = scales},
-                   .b = {.weight = &w, .transpose = true},
-                   .k = K,
-                   .alpha = 1};
+    nbl__gemm_term t = {.a = {.dtype = NBL_DTYPE_I8, .data = codes, .stride = K, .scales = scales},
+                        .b = {.weight = &w, .transposed = true},
+                        .k = K,
+                        .alpha = 1};
     void *scratch = must(nbl__int8_product_scratch(b->isa, &t, 512, N) + 64);
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
         double times[3][MAX_ROUNDS];

@@ -1,10 +1,10 @@
-/* bench_quant.c - how fast weights are dequantised and quantised, beside memset and memcpy in the same run.
+/* bench_quant.c - how fast weights are dequantized and quantized, beside memset and memcpy in the same run.
  *
  *     nibble-bench [--shape 4096x14336] [--rounds 9] [--threads N] [--only TEXT] [--tsv | --protocol]
  *
  * Every round times, one after the other, the yardsticks and each instruction set; the median over all
  * rounds is printed. Interleaving keeps a noisy neighbour from striking one row only. Yardsticks: memset over
- * the output for dequantising, memcpy of the input for quantising. No --threads: one core, then all.
+ * the output for dequantizing, memcpy of the input for quantizing. No --threads: one core, then all.
  * --tsv prints lines for bench/run: case, with what, threads, elements, bytes, median seconds; --protocol only
  * what was measured and how. */
 #include <inttypes.h>

@@ -5,7 +5,7 @@
  * made from it. To add a command, write a file in commands/ with the row and its function, and add
  * the row to commands.c.
  *
- * The course of a call: main.c ─▶ cli_parse ─▶ cli_session_start ─▶ command->run ─▶ cli_finish.
+ * The course of a call: main.c ─▶ cli_parse ─▶ cli_process_start ─▶ command->run ─▶ cli_finish.
  * The tool uses only the public header of the library. */
 #ifndef CLI_COMMAND_H
 #define CLI_COMMAND_H

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "session.h"
+#include "process.h"
 
 static const char prompt[] = "> ";
 

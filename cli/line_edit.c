@@ -25,7 +25,7 @@
 #include <wchar.h>
 
 #include "live.h"
-#include "session.h"
+#include "process.h"
 
 enum { MAX_REMEMBERED = 1000, CTRL_E = 5 };
 

@@ -5,7 +5,7 @@
  * status can still become CLI_FAILED when standard output cannot be written. */
 #include "help.h"
 #include "output.h"
-#include "session.h"
+#include "process.h"
 
 #include <string.h>
 
@@ -33,9 +33,9 @@ int main(int count, char **words)
 {
     cli_call call;
     int status = cli_parse(count, words, &call);
-    cli_session_start(&call);
+    cli_process_start(&call);
     if (status == CLI_DONE) status = run(&call);
-    cli_session_end();
+    cli_process_end();
     status = cli_finish(&call, status);
     cli_json_end();
     cli_free_all();

@@ -86,9 +86,9 @@ nbl_status cli_ends_read(const cli_call *call, nbl_context *ctx, nbl_model *mode
     const cli_value *stops = cli_get(call, "stop");
     *ends = (cli_ends){.ids = cli_alloc((size_t)(MAX_ENDS + 1 + stops->count) * sizeof *ends->ids),
                        .texts = cli_alloc((size_t)(stops->count + 1) * sizeof *ends->texts)};
-    ends->id_count = nbl_model_ends(model, ends->ids, MAX_ENDS);
+    ends->id_count = nbl_model_eos_ids(model, ends->ids, MAX_ENDS);
     if (ends->id_count > MAX_ENDS) ends->id_count = MAX_ENDS;
-    int32_t trained = tokenizer ? nbl_model_adapter_end(model, tokenizer) : -1;
+    int32_t trained = tokenizer ? nbl_model_adapter_eos_id(model, tokenizer) : -1;
     if (trained >= 0) ends->ids[ends->id_count++] = trained;
     for (int i = 0; i < stops->count; i++) {
         int32_t id;

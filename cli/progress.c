@@ -7,7 +7,7 @@
 
 #include "live.h"
 #include "output.h"
-#include "session.h"
+#include "process.h"
 
 static const double redraw_seconds = 0.1, plain_seconds = 5;
 
@@ -62,7 +62,7 @@ static const char *remaining(char *text, size_t size, double bytes, double rate)
 }
 
 /* Writes ", 700 MB/s, 0:05 left", or nothing while there is no rate. */
-static const char *outlook(char *text, size_t size, const cli_progress *progress, const nbl_progress *at)
+static const char *estimate(char *text, size_t size, const cli_progress *progress, const nbl_progress *at)
 {
     char rate[40], left[40];
     text[0] = '\0';
@@ -86,10 +86,10 @@ static void draw_bar(cli_progress *progress, const nbl_progress *at, double part
     int wide = snprintf(figures, sizeof figures, "%3d%% [%s] %s of %s%s", (int)(part * 100), bar,
                         brief(done, sizeof done, (double)at->done, progress->unit),
                         brief(total, sizeof total, (double)at->total, progress->unit),
-                        outlook(ahead, sizeof ahead, progress, at));
+                        estimate(ahead, sizeof ahead, progress, at));
     if (wide > width)
         wide = snprintf(figures, sizeof figures, "%3d%%%s", (int)(part * 100),
-                        outlook(ahead, sizeof ahead, progress, at));
+                        estimate(ahead, sizeof ahead, progress, at));
     if (wide > width) wide = snprintf(figures, sizeof figures, "%3d%%", (int)(part * 100));
 
     name[0] = '\0';
@@ -120,7 +120,7 @@ void cli_progress_show(cli_progress *progress, const nbl_progress *at)
     fprintf(stderr, "nibble: %s: %d%%, %s of %s%s\n", progress->command, (int)(part * 100),
             brief(done, sizeof done, (double)sane.done, progress->unit),
             brief(total, sizeof total, (double)sane.total, progress->unit),
-            outlook(ahead, sizeof ahead, progress, &sane));
+            estimate(ahead, sizeof ahead, progress, &sane));
 }
 
 void cli_progress_clear(cli_progress *progress)

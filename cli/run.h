@@ -1,5 +1,5 @@
 /* run.h - shared rows of the commands that take a training run: the argument RUN.yml and --set. The
- * functions that open a run are in session.h (cli_run_open, cli_use_device_of). */
+ * functions that open a run are in process.h (cli_run_open, cli_use_device_of). */
 #ifndef CLI_RUN_H
 #define CLI_RUN_H
 

@@ -7,7 +7,7 @@
 #
 # Sets NIBBLE_CUDA_BUILT and, where that is on, NIBBLE_CUDA_INCLUDE, NIBBLE_CUDA_LIBRARIES and the function
 # nibble_cuda_object(SOURCE RESULT), which compiles one source and names its object. Sources *_sm90.cu use what only
-# Hopper has: they are compiled for that alone (sm_90a), and whoever calls them asks the device first.
+# compute capability 9.0 has: they are compiled for that alone (sm_90a), and whoever calls them asks the device first.
 string(TOLOWER "${NIBBLE_CUDA}" cuda_wish)
 if(NOT cuda_wish MATCHES "^(auto|on|off)$")
   message(FATAL_ERROR "NIBBLE_CUDA is '${NIBBLE_CUDA}'; it must be auto, on or off")

@@ -1,6 +1,6 @@
 /* lora_step.c - trains a LoRA adapter on a 4-bit weight, with nothing but libnibble.
  *
- * The frozen weight is quantised to NF4. A second, slightly different layer plays the teacher; the adapter
+ * The frozen weight is quantized to NF4. A second, slightly different layer plays the teacher; the adapter
  * learns the difference: forward, gradient of the squared error, backward, AdamW.
  *
  *     cc lora_step.c $(pkg-config --cflags --libs nibble) -lm -o lora_step && ./lora_step */

@@ -1,5 +1,5 @@
 /* fuzz_convert.c - a whole folder through the commands: its weight file is the input. Whatever is
- * quantised or dequantised must open again, and a decoded folder must equal the packed one it came from
+ * quantized or dequantized must open again, and a decoded folder must equal the packed one it came from
  * (in f32, where nothing is rounded). */
 #include <dirent.h>
 #include <stdio.h>

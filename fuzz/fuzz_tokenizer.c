@@ -33,7 +33,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     const char *text = length < size ? json + length + 1 : "";
     size_t rest = length < size ? size - length - 1 : 0;
-    nbl_tokenizer_set_limits(tokenizer, 1);
+    nbl_tokenizer_set_truncation_and_padding(tokenizer, 1);
     for (int special = 0; special < 2; special++) {
         if (nbl_tokenizer_encode(tokenizer, text, rest, special, &ids) != NBL_OK) continue;
         dequantize(tokenizer, &ids);

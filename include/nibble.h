@@ -1,4 +1,4 @@
-/* nibble.h - the public interface of libnibble: fine-tunes, quantises, runs,
+/* nibble.h - the public interface of libnibble: fine-tunes, quantizes, runs,
  * merges and exports language models in 4, 8 and 16 bits.
  *
  * The sections stand in reading order. Most programs need the first six.
@@ -15,7 +15,7 @@
  *     10  Training runs                      configuration, data, training
  *     11  Merging and exporting              one folder, or one GGUF file
  *     12  Inspecting                         GGUF files and adapters
- *     13  Quantising in memory               for authors of frameworks
+ *     13  Quantizing in memory               for authors of frameworks
  *     14  Operators                          for authors of frameworks
  *
  * Thirty seconds: make a 4-bit copy of a model's folder.
@@ -411,7 +411,7 @@ typedef enum nbl_format {
 NBL_API const char *nbl_format_name(nbl_format format);
 NBL_API bool nbl_format_parse(const char *name, nbl_format *format);
 
-/* Double quantisation: whether the scales of nf4 and fp4 are quantised to 8
+/* Double quantization: whether the scales of nf4 and fp4 are quantized to 8
  * bits themselves. With blocks of 64 it saves 0.37 bits per weight. */
 typedef enum nbl_nested {
     NBL_NESTED_NONE,    /* scales are f32 */
@@ -477,7 +477,7 @@ typedef struct nbl_weight {
     int64_t block; /* nf4, fp4: a power of two, 32 ... 4096; mxfp4: 32 */
     const float *scales;
     const uint8_t *scale_codes;
-    const float *nested_scales; /* non-NULL: scales are double-quantised */
+    const float *nested_scales; /* non-NULL: scales are double-quantized */
     const float *nested_table;  /* [256] */
     int64_t nested_block;       /* >= 1; 256 in every known checkpoint */
     float nested_offset;
@@ -485,7 +485,7 @@ typedef struct nbl_weight {
 
 /* ---- 5. Checkpoints ---------------------------------------------------------
  *
- * Folders of weights on disk: read them, check them, quantise and dequantise
+ * Folders of weights on disk: read them, check them, quantize and dequantize
  * them, compare two of them.
  *
  * A checkpoint is a folder in Hugging Face layout (config.json, one or more
@@ -514,9 +514,9 @@ typedef struct nbl_checkpoint_summary {
     const char *quantization;  /* "nf4", "int8", "mxfp4", "gptq", ... as files
                                   tell it, known or not; NULL: none */
     int64_t block;             /* values per scale; 0: none, or several sizes */
-    bool nested;               /* scales are double-quantised */
+    bool nested;               /* scales are double-quantized */
     const char *compute_dtype; /* as config.json spells it, or NULL */
-    int64_t skipped;           /* modules whose matrices were not quantised */
+    int64_t skipped;           /* modules whose matrices were not quantized */
     int64_t problems;          /* always 0 with NBL_OPEN_STRICT */
 } nbl_checkpoint_summary;
 NBL_API const nbl_checkpoint_summary *
@@ -538,7 +538,7 @@ nbl_checkpoint_get_tensor(const nbl_checkpoint *checkpoint, int64_t index);
 /* A problem, as an error message would say it. */
 NBL_API const char *nbl_checkpoint_get_problem(const nbl_checkpoint *checkpoint,
                                                int64_t index);
-/* The name of a module whose matrix was not quantised. */
+/* The name of a module whose matrix was not quantized. */
 NBL_API const char *nbl_checkpoint_get_skipped(const nbl_checkpoint *checkpoint,
                                                int64_t index);
 /* Reads every value, packed weights dequantized, and looks for NaN and
@@ -575,8 +575,8 @@ typedef struct nbl_convert_report {
     int64_t non_finite; /* NaN and infinities in weights that were written */
 } nbl_convert_report;
 
-/* Writes folder `out` from folder `in`, with the matrices quantised that
- * transformers would quantise. `out` must not exist. It appears complete or
+/* Writes folder `out` from folder `in`, with the matrices quantized that
+ * transformers would quantize. `out` must not exist. It appears complete or
  * not at all. `in` is only read. `options` is needed: format has no default.
  * `report` may be NULL. Reports progress. */
 NBL_API nbl_status nbl_checkpoint_quantize(nbl_context *ctx, const char *in,
@@ -655,7 +655,7 @@ typedef struct nbl_model_options {
     size_t struct_size;
     nbl_compute_dtype dtype; /* of the computation; default: the checkpoint's */
     nbl_format load;     /* the storage of linear layers in memory: weights are
-                            quantised on arrival; dense: as they are stored */
+                            quantized on arrival; dense: as they are stored */
     bool load_nested;    /* with `load` nf4 or fp4: NBL_NESTED_GRID */
     const char *adapter; /* a folder as PEFT saves it, applied without merging;
                             NULL: none */
@@ -674,7 +674,7 @@ NBL_API void nbl_model_close(nbl_model *model);
 /* Tokens that the model has logits for. */
 NBL_API int64_t nbl_model_vocabulary(const nbl_model *model);
 /* Tokens of the longest sequence that the model was made for. */
-NBL_API int64_t nbl_model_positions(const nbl_model *model);
+NBL_API int64_t nbl_model_max_positions(const nbl_model *model);
 
 /* Computes the logits of every position. logits[i] is the caller's memory for
  * sequences[i]: f32 [tokens, vocabulary]. count >= 1. A sequence has at least
@@ -741,7 +741,8 @@ typedef struct nbl_generate_options {
                     to this; outside (0, 1): all */
     float min_p; /* only tokens with this part of the highest probability; <= 0:
                     all */
-    float repetition_penalty; /* for tokens that are there; <= 0 or 1: none */
+    float repetition_penalty; /* of tokens already in the sequence;
+                                 <= 0 or 1: none */
     uint64_t seed;            /* of the draws; not used at temperature 0 */
     const int32_t *ends; /* [end_count]: tokens that end a sequence and are no
                             part of it; NULL: none */
@@ -759,10 +760,10 @@ typedef struct nbl_generated {
     bool stopped; /* by an end token or by `token`; false: by max_tokens */
 } nbl_generated;
 
-/* Continues `count` prompts, >= 1, of any lengths >= 1, in one batch. What a
- * sequence gets does not depend on the others. Only random draws depend on its
- * index. `options` is needed: max_tokens has no default. results[i] belongs to
- * prompts[i]. */
+/* Continues `count` prompts, >= 1, of any lengths >= 1, in one batch. A
+ * sequence's tokens do not depend on the other sequences. Only random draws
+ * depend on its index. `options` is needed: max_tokens has no default.
+ * results[i] belongs to prompts[i]. */
 NBL_API nbl_status nbl_model_generate(nbl_model *model, const nbl_ids *prompts,
                                       int64_t count,
                                       const nbl_generate_options *options,
@@ -786,7 +787,7 @@ typedef struct nbl_evaluate_options {
 typedef struct nbl_evaluation {
     size_t struct_size;
     double loss_sum; /* -log(probability) of what should come, in nats */
-    int64_t tokens;  /* that count */
+    int64_t tokens;  /* scored tokens */
     int64_t hits;    /* tokens that the model holds likeliest; of equally likely
                         ones the one with the lowest id */
 } nbl_evaluation;
@@ -879,7 +880,7 @@ typedef struct nbl_model_plan_summary {
     int64_t layers;            /* of the model */
     double recompute_flops;    /* of what is computed again */
     int64_t longest_sequence;  /* tokens per sequence that keep within `memory`;
-                                  without a limit nbl_model_positions */
+                                  without a limit nbl_model_max_positions */
     uint64_t smallest_memory;  /* bytes for what was asked, with all the
                                   recomputation there is */
     /* Only on a CUDA device, and else 0: */
@@ -962,7 +963,7 @@ NBL_API nbl_status nbl_model_tokenizer(nbl_model *model,
 NBL_API void nbl_tokenizer_close(nbl_tokenizer *tokenizer);
 
 /* The ids of one text of `size` bytes. Nothing is cut and nothing is padded:
- * see nbl_tokenizer_set_limits. Special tokens that the text itself spells are
+ * see nbl_tokenizer_set_truncation_and_padding. Special tokens that the text itself spells are
  * found in any case. Text that is not UTF-8 is an NBL_ERROR_FORMAT.
  *
  *   special   true: with the tokens that the model puts around a text, such as
@@ -983,7 +984,8 @@ NBL_API void nbl_ids_free(nbl_context *ctx, nbl_ids *ids);
 /* Whether encoding applies `truncation` and `padding` of tokenizer.json, as the
  * tokenizers library does. Off after opening: transformers switches both off
  * for the input of models. */
-NBL_API void nbl_tokenizer_set_limits(nbl_tokenizer *tokenizer, bool on);
+NBL_API void nbl_tokenizer_set_truncation_and_padding(nbl_tokenizer *tokenizer,
+                                                      bool on);
 
 /* The text of `count` ids. Ids without a token are left out. Bytes that are no
  * character become U+FFFD.
@@ -1126,12 +1128,12 @@ NBL_API void nbl_rendering_free(nbl_rendering *rendering);
  * of the adapter's folder, else the model's), else of config.json; of a .gguf
  * file eos, eot and eom. Writes at most `room` of them to ends and returns how
  * many there are. */
-NBL_API int64_t nbl_model_ends(const nbl_model *model, int32_t *ends,
-                               int64_t room);
+NBL_API int64_t nbl_model_eos_ids(const nbl_model *model, int32_t *ids,
+                                  int64_t room);
 /* The eos_token of tokenizer_config.json in the adapter's folder, as an id of
  * `tokenizer`; -1: there is none. */
-NBL_API int32_t nbl_model_adapter_end(const nbl_model *model,
-                                      const nbl_tokenizer *tokenizer);
+NBL_API int32_t nbl_model_adapter_eos_id(const nbl_model *model,
+                                         const nbl_tokenizer *tokenizer);
 
 /* Finds stop strings in a text that comes in pieces. One matcher serves one
  * sequence. A stop string may lie across any number of pieces: what could be
@@ -1575,7 +1577,7 @@ NBL_API const char *nbl_adapter_get_saved(const nbl_adapter *adapter,
 NBL_API const char *nbl_adapter_get_problem(const nbl_adapter *adapter,
                                             int64_t index);
 
-/* ---- 13. Quantising in memory -----------------------------------------------
+/* ---- 13. Quantizing in memory -----------------------------------------------
  *
  * For authors of frameworks: one weight at a time, in host memory, in the
  * caller's memory. Sizes are asked for first. All functions use the threads of
@@ -1615,7 +1617,7 @@ typedef struct nbl_quantized_parts {
     float *nested_scales;
 } nbl_quantized_parts;
 
-/* Quantises the dense f32, f16 or bf16 weight `values`. On success *weight
+/* Quantizes the dense f32, f16 or bf16 weight `values`. On success *weight
  * describes the result and points into `parts`. */
 NBL_API nbl_status nbl_quantize(nbl_context *ctx,
                                 const nbl_quantize_options *options,
@@ -1647,7 +1649,7 @@ NBL_API nbl_status nbl_convert(nbl_context *ctx, nbl_dtype from_dtype,
  * Moments of optimizers and nested scales use it. is_signed selects one of two
  * maps. Any thread. */
 NBL_API const float *nbl_dynamic_map(bool is_signed);
-/* Quantises n values, n >= 0, in blocks of `block` >= 1 with that map. codes:
+/* Quantizes n values, n >= 0, in blocks of `block` >= 1 with that map. codes:
  * [n]; scales: f32 [ceil(n / block)]. */
 NBL_API nbl_status nbl_dynamic8_quantize(nbl_context *ctx, bool is_signed,
                                          int64_t block, const float *values,
@@ -1701,7 +1703,7 @@ NBL_API nbl_status nbl_dynamic8_dequantize(nbl_context *ctx, bool is_signed,
  * bf16. bias is f32 or `dtype`.
  *
  * int8 multiplies as LLM.int8(): columns of x with a value of `threshold` or
- * more stay as they are, the others are quantised to 8 bits by rows. Backward
+ * more stay as they are, the others are quantized to 8 bits by rows. Backward
  * uses the dequantized weight. DoRA's norm is a constant in backward, as in
  * PEFT. On the CPU up to eight tokens read the packed weight directly. */
 typedef struct nbl_linear {
@@ -1721,16 +1723,16 @@ typedef struct nbl_linear {
      * So a device can replay a captured call with other masks. */
     nbl_tensor seeds;
     int64_t seed_index; /* 0 <= seed_index < n */
-    int64_t first_row; /* >= 0: rows of the mask before the first row of x.
+    int64_t first_row;  /* >= 0: rows of the mask before the first row of x.
                           Calls for parts of a batch then draw what one call for
                           the whole batch draws. */
-    float threshold;   /* int8: 6 as a rule; <= 0: no column stays */
-    bool dequantized;  /* int8: multiply with the dequantized weight, as
+    float threshold;    /* int8: 6 as a rule; <= 0: no column stays */
+    bool dequantized;   /* int8: multiply with the dequantized weight, as
                           bitsandbytes trains on a CPU. On a device: any packed
                           weight is dequantized before the product, for few
                           tokens, too. */
-    nbl_tensor y;      /* forward's output */
-    nbl_tensor dy;     /* backward's input */
+    nbl_tensor y;       /* forward's output */
+    nbl_tensor dy;      /* backward's input */
     nbl_tensor dx, dbias, dlora_a, dlora_b, dmagnitude; /* its outputs */
     nbl_tensor dw;   /* only with train_w: f32 [out, in], the gradient of the
                         values that the weight dequantizes to */

@@ -5,6 +5,8 @@
 #            "Exceptions"
 #   folders  no folder holds more than 25 source files
 #   length   no source file has more than 600 lines, except include/nibble.h, which is one header by intention
+#   types    a type nbl__NAME is defined once in src/
+#   guards   the include guard of a header of src/ and cli/ is made of the file's name: NBL_FILE_NAME_H, CLI_FILE_NAME_H
 #
 # A source file is one of C or CUDA (.c .h .inc .cu .cuh) or a table of operator cases (.cases). The rule of length
 # holds for shell scripts (.sh), too.
@@ -44,6 +46,21 @@ check() (
             }
         }
         FNR == 1 { in_comment = 0 }
+        FILENAME ~ /^src\// && match($0, /^(typedef )?(struct|enum|union) nbl__[a-z0-9_]+ \{/) {
+            name = $0
+            sub(/^(typedef )?(struct|enum|union) /, "", name)
+            sub(/ .*/, "", name)
+            if (name in type) { print FILENAME ":" FNR ": " name " is defined twice; also in " type[name]; bad = 1 }
+            type[name] = FILENAME ":" FNR
+        }
+        FILENAME ~ /^(src|cli)\/.*\.(h|cuh)$/ && /^#ifndef / && !(FILENAME in guarded) {
+            guarded[FILENAME]
+            name = FILENAME
+            sub(/.*\//, "", name)
+            gsub(/[^A-Za-z0-9]/, "_", name)
+            name = (FILENAME ~ /^cli/ ? "CLI_" : "NBL_") toupper(name)
+            if ($2 != name) { print FILENAME ":" FNR ": include guard " $2 ": expected " name; bad = 1 }
+        }
         FNR == max + 1 && FILENAME != "include/nibble.h" { print FILENAME ": more than " max " lines: two files?"; bad = 1 }
         {
             code = code_of($0)
@@ -100,6 +117,12 @@ expect src/base/planted.c 'b_turned: "turned"' <<<'int b_turned;'
 expect tests/planted.c '"most"' <<<'enum { MOST = 3 };'
 expect cli/planted.c "" <<<'/* turned */ int in_place; // most
 const char *s = "turned \" most"; int almost, replaced;'
+expect src/base/planted.c "nbl__planted is defined twice" <<<'struct nbl__planted {
+};
+typedef struct nbl__planted { /* planted twice */
+} nbl__planted;'
+expect cli/planted.h "expected CLI_PLANTED_H" <<<'#ifndef NBL_PLANTED_H'
+expect src/base/planted.cuh "" <<<'#ifndef NBL_PLANTED_CUH'
 expect src/base/planted.c "more than 600 lines" < <(for _ in {1..601}; do echo; done)
 expect tools/cuda/planted.cu "more than 600 lines" < <(for _ in {1..601}; do echo; done)
 expect tests/planted.sh "more than 600 lines" < <(for _ in {1..601}; do echo; done)

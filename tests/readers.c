@@ -12,12 +12,12 @@
 #include "format/gguf/gguf_model.h"
 #include "format/peft/peft.h"
 
-static nbl_status write_model(nbl__gguf_model *model, nbl__writer *writer, nbl__output *output,
+static nbl_status write_model(nbl__gguf_model *model, nbl__safetensors_writer *writer, nbl__output *output,
                               nbl_dtype dtype)
 {
     uint64_t bytes;
     NBL_TRY(nbl__output_put(output, "config.json", model->config.text, model->config.size));
-    NBL_TRY(nbl__writer_begin_group(writer, output, 0));
+    NBL_TRY(nbl__safetensors_writer_begin_group(writer, output, 0));
     for (int64_t i = 0; i < model->weight_count; i++) {
         const nbl__gguf_weight *w = &model->weights[i];
         size_t row = (size_t)w->columns * nbl__size_of(dtype);
@@ -25,35 +25,36 @@ static nbl_status write_model(nbl__gguf_model *model, nbl__writer *writer, nbl__
         for (int64_t at = 0; at < w->rows; at += 3) { /* a few rows at a time: pieces must fit together */
             int64_t end = nbl__min_i64(at + 3, w->rows);
             NBL_TRY(nbl__gguf_weight_rows(model->ctx, w, at, end, dtype, values));
-            NBL_TRY(nbl__writer_write(writer, i, values, (size_t)(end - at) * row, (uint64_t)at * row));
+            NBL_TRY(nbl__safetensors_writer_write(writer, i, values, (size_t)(end - at) * row,
+                                                  (uint64_t)at * row));
         }
         free(values);
     }
-    return nbl__writer_finish(writer, output, &bytes);
+    return nbl__safetensors_writer_finish(writer, output, &bytes);
 }
 
 static nbl_status convert(nbl_context *ctx, const char *path, const char *dtype_name, const char *target)
 {
     nbl__gguf_model *model;
-    nbl__writer *writer;
+    nbl__safetensors_writer *writer;
     nbl__output *output;
     nbl_dtype dtype;
     uint64_t bytes;
     int files;
     NBL_CHECK(ctx, nbl_dtype_parse(dtype_name, &dtype), NBL_ERROR_ARGUMENT, "no dtype: %s", dtype_name);
     NBL_TRY(nbl__gguf_model_open(ctx, path, &model));
-    NBL_TRY(nbl__writer_create(ctx, &writer));
+    NBL_TRY(nbl__safetensors_writer_create(ctx, &writer));
     for (int64_t i = 0, number; i < model->weight_count; i++) {
         const nbl__gguf_weight *w = &model->weights[i];
         int64_t matrix[] = {w->rows, w->columns};
         int rank = nbl__gguf_weight_rank(w);
-        NBL_TRY(
-            nbl__writer_declare(writer, 0, w->name, dtype, rank, rank == 1 ? &w->columns : matrix, &number));
+        NBL_TRY(nbl__safetensors_writer_declare(writer, 0, w->name, dtype, rank,
+                                                rank == 1 ? &w->columns : matrix, &number));
     }
-    NBL_TRY(nbl__writer_layout(writer, UINT64_MAX, &bytes, &files));
+    NBL_TRY(nbl__safetensors_writer_layout(writer, UINT64_MAX, &bytes, &files));
     NBL_TRY(nbl__output_begin(ctx, target, bytes, &output));
     NBL_TRY(write_model(model, writer, output, dtype));
-    nbl__writer_free(writer);
+    nbl__safetensors_writer_free(writer);
     nbl__gguf_model_close(model);
     return nbl__output_commit(output);
 }

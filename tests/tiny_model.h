@@ -21,9 +21,9 @@ enum {
 };
 
 static const struct tiny_architecture {
-    const char *type, *keys;    /* keys: what it has beside the common ones */
-    bool head_norms, end_norms; /* norms of q's and k's heads; norms behind both blocks */
-    bool fused;                 /* q, k, v are the rows of one matrix, gate and up those of another */
+    const char *type, *keys; /* keys: what it has beside the common ones */
+    bool qk_norm, end_norms; /* norms of q's and k's heads; norms behind both blocks */
+    bool fused;              /* q, k, v are the rows of one matrix, gate and up those of another */
 } tiny_architectures[] = {
     {"llama", "\"hidden_act\": \"silu\"", false, false, false},
     {"mistral", "\"hidden_act\": \"silu\", \"sliding_window\": 8", false, false, false},
@@ -104,8 +104,8 @@ static inline void tiny_layer(tiny_list *l, const struct tiny_architecture *a, c
         if (d->qkv_bias) tiny_add(l, at, name, (i ? TINY_KV : TINY_HEADS) * TINY_DIM, 0);
     }
     tiny_add(l, at, "self_attn.o_proj.weight", TINY_HIDDEN, TINY_HEADS * TINY_DIM);
-    if (a->head_norms) tiny_add(l, at, "self_attn.q_norm.weight", TINY_DIM, 0);
-    if (a->head_norms) tiny_add(l, at, "self_attn.k_norm.weight", TINY_DIM, 0);
+    if (a->qk_norm) tiny_add(l, at, "self_attn.q_norm.weight", TINY_DIM, 0);
+    if (a->qk_norm) tiny_add(l, at, "self_attn.k_norm.weight", TINY_DIM, 0);
     if (!a->fused) tiny_add(l, at, "mlp.gate_proj.weight", TINY_INNER, TINY_HIDDEN);
     if (!a->fused) tiny_add(l, at, "mlp.up_proj.weight", TINY_INNER, TINY_HIDDEN);
     tiny_add(l, at, "mlp.down_proj.weight", TINY_HIDDEN, TINY_INNER);

@@ -12,7 +12,7 @@
 #include "line.h"
 #include "model.h"
 #include "output.h"
-#include "session.h"
+#include "process.h"
 
 /* One conversation and all that it needs. `messages` grows by two with each turn: user,
  * assistant. */
@@ -93,7 +93,7 @@ static nbl_status render(conversation *t, nbl_ids *ids)
  * afterwards, without the stop string. A message on standard error says that an answer was cut. */
 static nbl_status write_answer(conversation *t, const nbl_ids *prompt)
 {
-    int64_t left = nbl_model_positions(t->model) - prompt->count;
+    int64_t left = nbl_model_max_positions(t->model) - prompt->count;
     nbl_generate_options how = cli_sampling(t->call, &t->ends);
     bool short_of_room = how.max_tokens > left;
     if (short_of_room) how.max_tokens = left;
@@ -131,7 +131,7 @@ static int take_turn(conversation *t, const char *line, size_t size)
     int status = CLI_DONE;
     cli_add_message(t->messages, "user", line, size);
     nbl_status code = render(t, &ids);
-    int64_t positions = nbl_model_positions(t->model);
+    int64_t positions = nbl_model_max_positions(t->model);
     if (code == NBL_OK && ids.count >= positions) {
         status = cli_error(t->call, NBL_ERROR_UNSUPPORTED,
                            before > 1 ? "/reset begins a new conversation; this turn was left out"

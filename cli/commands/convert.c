@@ -9,7 +9,7 @@
 #include "commands/commands.h"
 #include "model.h"
 #include "output.h"
-#include "session.h"
+#include "process.h"
 
 /* ---- the report ---- */
 

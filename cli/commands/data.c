@@ -8,7 +8,7 @@
 #include "commands/commands.h"
 #include "output.h"
 #include "run.h"
-#include "session.h"
+#include "process.h"
 
 /* ---- for scripts ---- */
 

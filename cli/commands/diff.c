@@ -9,7 +9,7 @@
 
 #include "commands/commands.h"
 #include "output.h"
-#include "session.h"
+#include "process.h"
 
 /* Returns the name of the index-th weight that one of the two lacks. NULL: past the end. */
 typedef const char *(*missing_fn)(const nbl_diff *diff, int64_t index);

@@ -7,7 +7,7 @@
 #include "commands/commands.h"
 #include "line.h"
 #include "output.h"
-#include "session.h"
+#include "process.h"
 
 /* Returns the name of the processor, or NULL if the system does not have it. */
 static const char *processor(void)

@@ -13,7 +13,7 @@
 #include "commands/commands.h"
 #include "model.h"
 #include "output.h"
-#include "session.h"
+#include "process.h"
 
 /* The file's contents. Either all rows are texts or all are conversations. */
 typedef struct texts {
@@ -303,7 +303,7 @@ static int run(cli_call *call)
         if (code == NBL_OK) code = nbl_model_tokenizer(model, &tokenizer);
         if (code == NBL_OK) {
             const cli_value *max = cli_get(call, "max-tokens");
-            c.max = nbl_model_positions(model);
+            c.max = nbl_model_max_positions(model);
             if (max->given && max->integer < c.max) c.max = max->integer;
             code = evaluate(&t, ctx, model, tokenizer, &c);
             cli_work_end(code); /* remove the bar before anything is printed */

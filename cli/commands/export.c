@@ -2,7 +2,7 @@
  * without --type the output is a GGUF LoRA, and report fields count its tensors. */
 #include "commands/commands.h"
 #include "output.h"
-#include "session.h"
+#include "process.h"
 
 /* Prints the result for --json. "type" is null for a GGUF LoRA. */
 static void print_document(const cli_call *call, const nbl_export_report *report, double seconds)

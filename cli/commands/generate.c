@@ -10,7 +10,7 @@
 #include "commands/commands.h"
 #include "model.h"
 #include "output.h"
-#include "session.h"
+#include "process.h"
 
 /* One call of the command. It generates all sequences as one batch. A single text is printed while
  * it is generated (`streaming`); anything else after the end. */

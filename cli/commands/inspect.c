@@ -7,7 +7,7 @@
 #include "commands/commands.h"
 #include "commands/inspect.h"
 #include "output.h"
-#include "session.h"
+#include "process.h"
 
 /* ---- names ---- */
 

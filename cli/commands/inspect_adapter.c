@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "commands/inspect.h"
-#include "session.h"
+#include "process.h"
 
 static const char *problem_at(const void *adapter, int64_t index)
 {

@@ -10,7 +10,7 @@
 #include "commands/commands.h"
 #include "model.h"
 #include "output.h"
-#include "session.h"
+#include "process.h"
 
 /* Computes and writes the logits. Ids out of the vocabulary are refused by the library. */
 static int run_logits(cli_call *call)

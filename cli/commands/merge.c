@@ -3,7 +3,7 @@
 #include "commands/commands.h"
 #include "model.h"
 #include "output.h"
-#include "session.h"
+#include "process.h"
 
 /* Prints the result for --json. The deviations are null without --verify. */
 static void print_document(const cli_call *call, const nbl_merge_report *report, double seconds)

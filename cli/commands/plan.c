@@ -10,7 +10,7 @@
 #include "model.h"
 #include "output.h"
 #include "run.h"
-#include "session.h"
+#include "process.h"
 
 enum { MAX_VALUES = 16 }; /* of the values, only the largest are shown */
 

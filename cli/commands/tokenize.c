@@ -9,7 +9,7 @@
 
 #include "commands/commands.h"
 #include "output.h"
-#include "session.h"
+#include "process.h"
 
 /* ---- input ---- */
 
@@ -98,7 +98,8 @@ static nbl_status encode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_con
 {
     nbl_ids *lists = cli_alloc((size_t)(count + 1) * sizeof *lists);
     int special = !cli_get(call, "no-special")->integer;
-    nbl_tokenizer_set_limits(tokenizer, 1); /* the ids must equal those of the tokenizers library */
+    /* the ids must equal those of the tokenizers library */
+    nbl_tokenizer_set_truncation_and_padding(tokenizer, 1);
     nbl_status code = nbl_tokenizer_encode_batch(tokenizer, count, texts, special, lists);
     if (code != NBL_OK) return code;
     if (call->json && flat) print_document("ids", list_of(&lists[0]));

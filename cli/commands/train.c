@@ -10,7 +10,7 @@
 #include "live.h"
 #include "output.h"
 #include "run.h"
-#include "session.h"
+#include "process.h"
 
 static const double redraw_seconds = 0.1, plain_seconds = 2;
 

@@ -50,13 +50,13 @@ typedef struct nbl__decoder {
     nbl__rope local_rope; /* of sliding layers; theta 0: use `rope` */
 } nbl__decoder;
 
-struct nbl__keys;
+struct nbl__config_keys;
 struct nbl__build;
 struct nbl__residual;
 
 typedef struct nbl__arch {
     const char *model_type; /* the one of config.json that selects the architecture */
-    nbl_status (*read)(struct nbl__keys *keys, nbl__decoder *d);
+    nbl_status (*read)(struct nbl__config_keys *keys, nbl__decoder *d);
     /* Adds one layer to the residual stream h (parts.h). */
     void (*layer)(struct nbl__build *b, struct nbl__residual *h, int64_t layer);
 } nbl__arch;
@@ -72,44 +72,44 @@ nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__jso
 
 /* ---- keys.c: one call per key; a key that was never asked for is an error in the end ---- */
 
-typedef struct nbl__keys {
+typedef struct nbl__config_keys {
     nbl_context *ctx;
     const char *where;
     const nbl__json *config;
     bool *used; /* [config->count] true: a reader has asked for this key */
-} nbl__keys;
+} nbl__config_keys;
 
 /* The value of a key, which counts as read; NULL if it is absent or null. */
-const nbl__json *nbl__key(nbl__keys *k, const char *name);
+const nbl__json *nbl__key(nbl__config_keys *k, const char *name);
 /* required; 1 … 2^31 - 1 */
-nbl_status nbl__key_size(nbl__keys *k, const char *name, int64_t *value);
+nbl_status nbl__key_size(nbl__config_keys *k, const char *name, int64_t *value);
 /* The `_or` functions store `missing` if the key is absent or null. */
-nbl_status nbl__key_size_or(nbl__keys *k, const char *name, int64_t missing, int64_t *value);
-nbl_status nbl__key_float_or(nbl__keys *k, const char *name, double missing, float *value);
+nbl_status nbl__key_size_or(nbl__config_keys *k, const char *name, int64_t missing, int64_t *value);
+nbl_status nbl__key_float_or(nbl__config_keys *k, const char *name, double missing, float *value);
 /* A soft cap: null gives 0 (none), an absent key gives `missing`. */
-nbl_status nbl__key_cap_or(nbl__keys *k, const char *name, double missing, float *value);
-nbl_status nbl__key_flag_or(nbl__keys *k, const char *name, bool missing, bool *value);
+nbl_status nbl__key_cap_or(nbl__config_keys *k, const char *name, double missing, float *value);
+nbl_status nbl__key_flag_or(nbl__config_keys *k, const char *name, bool missing, bool *value);
 /* Keys of all decoders: sizes, heads, norm_eps, tied head, activation (key `act_key`), padding,
  * RoPE. Call it after setting the defaults of the architecture's configuration class in *d: head_dim,
  * act, padding, norm_eps, positions. A field that is 0 gets Llama's default; padding -1: none. */
-nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default);
+nbl_status nbl__keys_common(nbl__config_keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default);
 /* Fills d->sliding from layer_types. Without that key, by_default decides for each layer; NULL:
  * none slides. Call it after setting d->window. */
-nbl_status nbl__keys_layer_types(nbl__keys *k, nbl__decoder *d,
+nbl_status nbl__keys_layer_types(nbl__config_keys *k, nbl__decoder *d,
                                  bool (*by_default)(const nbl__decoder *d, int64_t layer));
 
 /* Qwen: sliding_window counts only if use_sliding_window is true, and then needs layer_types. */
-nbl_status nbl__keys_chosen_window(nbl__keys *k, nbl__decoder *d);
+nbl_status nbl__keys_sliding_window(nbl__config_keys *k, nbl__decoder *d);
 
 /* ---- building ---- */
 
 typedef enum nbl__mode {
-    NBL_MODE_LOGITS,   /* logits of every token; packed sequences */
-    NBL_MODE_TRAIN,    /* loss and log-probabilities; packed sequences */
-    NBL_MODE_PREFILL,  /* logits of each sequence's last token; writes k and v to the cache */
-    NBL_MODE_GENERATE, /* one token per sequence, attention over the cache */
-    NBL_MODE_HIDDEN,   /* hidden states of every token, before the head; packed sequences */
-    NBL_MODE_HEAD      /* the head alone: hidden states in, logits out */
+    NBL_MODE_LOGITS,  /* logits of every token; packed sequences */
+    NBL_MODE_TRAIN,   /* loss and log-probabilities; packed sequences */
+    NBL_MODE_PREFILL, /* logits of each sequence's last token; writes k and v to the cache */
+    NBL_MODE_DECODE,  /* one token per sequence, attention over the cache */
+    NBL_MODE_HIDDEN,  /* hidden states of every token, before the head; packed sequences */
+    NBL_MODE_HEAD     /* the head alone: hidden states in, logits out */
 } nbl__mode;
 
 /* LoRA or DoRA of a linear layer: y += scale·dropout(x)·Aᵀ·Bᵀ. A [rank, in] and B [out, rank]
@@ -135,7 +135,7 @@ typedef struct nbl__model_source {
 } nbl__model_source;
 
 /* Input and output of nbl__decoder_build. The caller sets the fields up to cache_size and
- * `picks`; the builder sets the rest. */
+ * `argmax`; the builder sets the rest. */
 typedef struct nbl__build {
     nbl__graph *g;
     const nbl__decoder *d;
@@ -151,27 +151,27 @@ typedef struct nbl__build {
      * the stream between its two halves. 3: also the attention output and its log-sum-exp. */
     int pins;
     /* generation: RoPE, cache write and attention in one operator (attention_step) */
-    bool joined;
-    bool joins_norms; /* training: q/k norm and RoPE in one operator (norm_rope), where possible */
+    bool fuses_rope_attention;
+    bool fuses_norm_rope; /* training: q/k norm and RoPE in one operator (norm_rope), where possible */
     /* the largest of a run; cache_size: tokens per sequence in the cache */
     int64_t tokens, sequences, cache_size;
 
     /* Inputs, by mode; 0 in other modes:
      *
      *     ids, positions  [tokens]         all modes but HEAD
-     *     cu_seqlens      [sequences + 1]  all but GENERATE and HEAD: first token of each sequence
+     *     cu_seqlens      [sequences + 1]  all but DECODE and HEAD: first token of each sequence
      *     labels, dloss   [tokens], [1]    TRAIN; dloss is the gradient of the loss
      *     denominator     [1]              TRAIN: of the loss; 0: the number of trained tokens
-     *     rows            [tokens]         PREFILL, GENERATE: rows of the cache to write
+     *     rows            [tokens]         PREFILL, DECODE: rows of the cache to write
      *     last            [sequences]      PREFILL: index of each sequence's last token
-     *     lengths         [sequences]      GENERATE: tokens in the cache
+     *     lengths         [sequences]      DECODE: tokens in the cache
      */
     nbl__value ids, positions, cu_seqlens, labels, rows, last, lengths, dloss, denominator;
     /* [layers] KV caches [sequences, cache_size, kv_heads, head_dim]; states */
-    nbl__value *keys, *values;
-    bool picks;              /* the result is the index of the largest logit, not the logits */
+    nbl__value *k_cache, *v_cache;
+    bool argmax;             /* the result is the index of the largest logit, not the logits */
     nbl__value loss, logits; /* results */
-    /* results with `picks`: index of the largest logit, non-finite flag (argmax.h) */
+    /* results with `argmax`: index of the largest logit, non-finite flag (argmax.h) */
     nbl__value best, non_finite;
     nbl__value hidden; /* [tokens, hidden]: the result of HIDDEN, the input of HEAD */
     /* RoPE tables, and those of sliding layers if they differ */

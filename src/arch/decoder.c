@@ -14,27 +14,27 @@ static nbl__value input(nbl__build *b, const char *name, nbl_dtype dtype, int64_
 /* Creates the inputs and KV caches that b->mode needs. */
 static void make_inputs(nbl__build *b)
 {
-    bool cached = b->mode == NBL_MODE_PREFILL || b->mode == NBL_MODE_GENERATE;
+    bool cached = b->mode == NBL_MODE_PREFILL || b->mode == NBL_MODE_DECODE;
     b->ids = input(b, "ids", NBL_DTYPE_I32, b->tokens);
     b->positions = input(b, "positions", NBL_DTYPE_I32, b->tokens);
-    if (b->mode != NBL_MODE_GENERATE) b->cu_seqlens = input(b, "cu_seqlens", NBL_DTYPE_I32, b->sequences + 1);
+    if (b->mode != NBL_MODE_DECODE) b->cu_seqlens = input(b, "cu_seqlens", NBL_DTYPE_I32, b->sequences + 1);
     if (b->mode == NBL_MODE_TRAIN) {
         b->labels = input(b, "labels", NBL_DTYPE_I32, b->tokens);
         b->dloss = input(b, "dloss", NBL_DTYPE_F32, 1);
         b->denominator = input(b, "denominator", NBL_DTYPE_F32, 1);
     }
     if (b->mode == NBL_MODE_PREFILL) b->last = input(b, "last", NBL_DTYPE_I32, b->sequences);
-    if (b->mode == NBL_MODE_GENERATE) b->lengths = input(b, "lengths", NBL_DTYPE_I32, b->sequences);
+    if (b->mode == NBL_MODE_DECODE) b->lengths = input(b, "lengths", NBL_DTYPE_I32, b->sequences);
     if (!cached) return;
     b->rows = input(b, "rows", NBL_DTYPE_I32, b->tokens);
-    b->keys = nbl__arena_alloc(&b->g->arena, (size_t)b->d->layers * sizeof *b->keys);
-    b->values = nbl__arena_alloc(&b->g->arena, (size_t)b->d->layers * sizeof *b->values);
-    if (b->keys == NULL || b->values == NULL) nbl__graph_failed(b->g, NBL_ERROR_MEMORY);
+    b->k_cache = nbl__arena_alloc(&b->g->arena, (size_t)b->d->layers * sizeof *b->k_cache);
+    b->v_cache = nbl__arena_alloc(&b->g->arena, (size_t)b->d->layers * sizeof *b->v_cache);
+    if (b->k_cache == NULL || b->v_cache == NULL) nbl__graph_failed(b->g, NBL_ERROR_MEMORY);
     /* One cache for keys and one for values per layer; written in PREFILL and GENERATE. */
     int64_t shape[] = {b->sequences, b->cache_size, b->d->kv_heads, b->d->head_dim};
     for (int64_t i = 0; i < b->d->layers && b->g->status == NBL_OK; i++) {
-        b->keys[i] = nbl__graph_value(b->g, NBL_KIND_STATE, "keys", b->kv_dtype, 4, shape);
-        b->values[i] = nbl__graph_value(b->g, NBL_KIND_STATE, "values", b->kv_dtype, 4, shape);
+        b->k_cache[i] = nbl__graph_value(b->g, NBL_KIND_STATE, "keys", b->kv_dtype, 4, shape);
+        b->v_cache[i] = nbl__graph_value(b->g, NBL_KIND_STATE, "values", b->kv_dtype, 4, shape);
     }
 }
 
@@ -90,11 +90,11 @@ static nbl__value logits_of(nbl__build *b, nbl__value x)
     if (d->tied) refuse_head_adapter(b, "on a model whose head is its embedding");
     return nbl__part_linear(b, x, d->tied ? NBL_MODULE_EMBEDDING : NBL_MODULE_HEAD,
                             d->tied ? NBL_WEIGHT_EMBEDDING : NBL_WEIGHT_HEAD, d->vocabulary, d->hidden, false,
-                            NBL_MASK_QKV);
+                            NBL_DROPOUT_MASK_QKV);
 }
 
 /* After the final norm: the hidden states (HIDDEN), the loss (TRAIN), or logits, or their argmax
- * (b->picks). */
+ * (b->argmax). */
 static void finish(nbl__build *b, nbl__value x)
 {
     const nbl__decoder *d = b->d;
@@ -112,7 +112,7 @@ static void finish(nbl__build *b, nbl__value x)
     }
     b->logits = logits_of(b, x);
     if (b->logits == 0) return;
-    if (!b->picks) {
+    if (!b->argmax) {
         set_result(b, b->logits);
         return;
     }

@@ -16,7 +16,7 @@ static bool five_of_six(const nbl__decoder *d, int64_t layer)
     return (layer + 1) % 6 != 0;
 }
 
-static nbl_status read_keys(nbl__keys *k, nbl__decoder *d)
+static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
 {
     float scalar;
     int64_t pattern;
@@ -49,8 +49,8 @@ static nbl_status read_keys(nbl__keys *k, nbl__decoder *d)
 static void build_layer(nbl__build *b, nbl__residual *h, int64_t layer)
 {
     const nbl__decoder *d = b->d;
-    nbl__attending how = nbl__part_attending(b, layer);
-    how.head_norms = true;
+    nbl__layer_attention how = nbl__part_layer_attention(b, layer);
+    how.qk_norm = true;
     nbl__value x = nbl__part_residual_norm(b, h, "input_layernorm");
     nbl__qkv qkv = nbl__part_qkv(b, x, d->qkv_bias);
     x = nbl__part_attention(b, qkv, layer, &how);

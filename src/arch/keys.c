@@ -75,14 +75,14 @@ static bool is_unset(const nbl__json *v)
     return (v->type == NBL_JSON_ARRAY || v->type == NBL_JSON_OBJECT) && v->count == 0;
 }
 
-const nbl__json *nbl__key(nbl__keys *k, const char *name)
+const nbl__json *nbl__key(nbl__config_keys *k, const char *name)
 {
     const nbl__json *value = nbl__json_get(k->config, name);
     if (value) k->used[value - k->config->items] = true;
     return nbl__json_is(value, NBL_JSON_NULL) ? NULL : value;
 }
 
-nbl_status nbl__key_size_or(nbl__keys *k, const char *name, int64_t missing, int64_t *value)
+nbl_status nbl__key_size_or(nbl__config_keys *k, const char *name, int64_t missing, int64_t *value)
 {
     const nbl__json *it = nbl__key(k, name);
     *value = missing;
@@ -92,14 +92,14 @@ nbl_status nbl__key_size_or(nbl__keys *k, const char *name, int64_t missing, int
     return NBL_OK;
 }
 
-nbl_status nbl__key_size(nbl__keys *k, const char *name, int64_t *value)
+nbl_status nbl__key_size(nbl__config_keys *k, const char *name, int64_t *value)
 {
     NBL_TRY(nbl__key_size_or(k, name, 0, value));
     NBL_CHECK(k->ctx, *value > 0, NBL_ERROR_FORMAT, "%s: no %s", k->where, name);
     return NBL_OK;
 }
 
-nbl_status nbl__key_float_or(nbl__keys *k, const char *name, double missing, float *value)
+nbl_status nbl__key_float_or(nbl__config_keys *k, const char *name, double missing, float *value)
 {
     const nbl__json *it = nbl__key(k, name);
     double number = missing;
@@ -109,12 +109,12 @@ nbl_status nbl__key_float_or(nbl__keys *k, const char *name, double missing, flo
     return NBL_OK;
 }
 
-nbl_status nbl__key_cap_or(nbl__keys *k, const char *name, double missing, float *value)
+nbl_status nbl__key_cap_or(nbl__config_keys *k, const char *name, double missing, float *value)
 {
     return nbl__key_float_or(k, name, nbl__json_get(k->config, name) ? 0 : missing, value);
 }
 
-nbl_status nbl__key_flag_or(nbl__keys *k, const char *name, bool missing, bool *value)
+nbl_status nbl__key_flag_or(nbl__config_keys *k, const char *name, bool missing, bool *value)
 {
     const nbl__json *it = nbl__key(k, name);
     *value = it ? it->type == NBL_JSON_TRUE : missing;
@@ -124,7 +124,7 @@ nbl_status nbl__key_flag_or(nbl__keys *k, const char *name, bool missing, bool *
 }
 
 /* Reads the activation by its name in transformers. */
-static nbl_status read_act(nbl__keys *k, const char *key, nbl__decoder *d)
+static nbl_status read_act(nbl__config_keys *k, const char *key, nbl__decoder *d)
 {
     static const struct {
         const char *name;
@@ -144,7 +144,7 @@ static nbl_status read_act(nbl__keys *k, const char *key, nbl__decoder *d)
 
 /* Checks the RoPE parameters. Partial rotary is refused: transformers does not have it for these
  * architectures. */
-static nbl_status check_rope(nbl__keys *k, const nbl__rope *rope)
+static nbl_status check_rope(nbl__config_keys *k, const nbl__rope *rope)
 {
     bool whole = rope->partial_rotary_factor == 0 || rope->partial_rotary_factor == 1;
     NBL_CHECK(k->ctx, whole, NBL_ERROR_UNSUPPORTED, "%s: partial_rotary_factor %g is not supported", k->where,
@@ -159,7 +159,7 @@ static nbl_status check_rope(nbl__keys *k, const nbl__rope *rope)
  *     rope_theta, rope_scaling   of all layers
  *     rope_local_base_freq       theta of sliding layers, beside one of the others
  */
-static nbl_status read_rope(nbl__keys *k, nbl__decoder *d)
+static nbl_status read_rope(nbl__config_keys *k, nbl__decoder *d)
 {
     /* Keys outside of rope_parameters are defaults for those inside. */
     float theta = 10000, local = 0, partial = 0;
@@ -190,7 +190,7 @@ static nbl_status read_rope(nbl__keys *k, nbl__decoder *d)
 
 /* Reads pad_token_id: torch's Embedding never trains the row padding_idx. Negative ids count
  * from the end. Without the key the architecture's default stays. */
-static void read_padding(nbl__keys *k, nbl__decoder *d)
+static void read_padding(nbl__config_keys *k, nbl__decoder *d)
 {
     double id = NAN;
     if (nbl__json_get(k->config, "pad_token_id") == NULL) return;
@@ -200,7 +200,7 @@ static void read_padding(nbl__keys *k, nbl__decoder *d)
     d->padding = id >= 0 && id < (double)d->vocabulary ? (int64_t)id : -1;
 }
 
-nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default)
+nbl_status nbl__keys_common(nbl__config_keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default)
 {
     NBL_TRY(nbl__key_size(k, "vocab_size", &d->vocabulary));
     NBL_TRY(nbl__key_size(k, "hidden_size", &d->hidden));
@@ -227,7 +227,7 @@ nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, 
     return read_rope(k, d);
 }
 
-nbl_status nbl__keys_layer_types(nbl__keys *k, nbl__decoder *d,
+nbl_status nbl__keys_layer_types(nbl__config_keys *k, nbl__decoder *d,
                                  bool (*by_default)(const nbl__decoder *d, int64_t layer))
 {
     const nbl__json *types = nbl__key(k, "layer_types");
@@ -249,7 +249,7 @@ nbl_status nbl__keys_layer_types(nbl__keys *k, nbl__decoder *d,
     return NBL_OK;
 }
 
-nbl_status nbl__keys_chosen_window(nbl__keys *k, nbl__decoder *d)
+nbl_status nbl__keys_sliding_window(nbl__config_keys *k, nbl__decoder *d)
 {
     bool chosen;
     NBL_TRY(nbl__key_size_or(k, "sliding_window", 0, &d->window));
@@ -261,7 +261,7 @@ nbl_status nbl__keys_chosen_window(nbl__keys *k, nbl__decoder *d)
 }
 
 /* Fails at the first key that is not accepted; see the file's head. */
-static nbl_status refuse_leftovers(const nbl__keys *k)
+static nbl_status refuse_leftovers(const nbl__config_keys *k)
 {
     for (int64_t i = 0; i < k->config->count; i++) {
         const nbl__json *it = &k->config->items[i];
@@ -310,7 +310,7 @@ nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__jso
     if (d->arch == NULL) return unknown_type(ctx, where, type, archs, sizeof archs / sizeof *archs);
     /* `used` marks every key that the reader asks for; the rest is checked afterwards. */
     nbl__arena arena = nbl__arena_make(ctx);
-    nbl__keys keys = {ctx, where, config, nbl__arena_alloc(&arena, (size_t)config->count + 1)};
+    nbl__config_keys keys = {ctx, where, config, nbl__arena_alloc(&arena, (size_t)config->count + 1)};
     nbl_status status = keys.used ? d->arch->read(&keys, d) : NBL_ERROR_MEMORY;
     if (status == NBL_OK) status = refuse_leftovers(&keys);
     read_dtype(config, d);

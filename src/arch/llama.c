@@ -9,7 +9,7 @@
  * attention_bias puts biases on q, k, v and o; mlp_bias on gate, up and down. */
 #include "arch/parts.h"
 
-static nbl_status read_keys(nbl__keys *k, nbl__decoder *d)
+static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
 {
     int64_t pretraining_tp;
     NBL_TRY(nbl__keys_common(k, d, "hidden_act", false));
@@ -25,7 +25,7 @@ static nbl_status read_keys(nbl__keys *k, nbl__decoder *d)
 void nbl__llama_layer(nbl__build *b, nbl__residual *h, int64_t layer)
 {
     const nbl__decoder *d = b->d;
-    nbl__attending how = nbl__part_attending(b, layer);
+    nbl__layer_attention how = nbl__part_layer_attention(b, layer);
     nbl__value x = nbl__part_residual_norm(b, h, "input_layernorm");
     nbl__qkv qkv = nbl__part_qkv(b, x, d->qkv_bias);
     x = nbl__part_attention(b, qkv, layer, &how);

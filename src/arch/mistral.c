@@ -7,7 +7,7 @@ static bool everywhere(const nbl__decoder *d, int64_t layer)
     return true;
 }
 
-static nbl_status read_keys(nbl__keys *k, nbl__decoder *d)
+static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
 {
     NBL_TRY(nbl__keys_common(k, d, "hidden_act", false));
     NBL_TRY(nbl__key_size_or(k, "sliding_window", 0, &d->window));

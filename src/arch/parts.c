@@ -116,7 +116,7 @@ static nbl__linear_values layer_at(nbl__build *b, const char *path, nbl__weight_
     return l;
 }
 
-static nbl__linear_options linear_options(const nbl__build *b, nbl__mask mask)
+static nbl__linear_options linear_options(const nbl__build *b, nbl__dropout_mask mask)
 {
     return (nbl__linear_options){.dtype = b->dtype,
                                  .dequantized = b->dequantized || b->mode == NBL_MODE_TRAIN,
@@ -124,7 +124,7 @@ static nbl__linear_options linear_options(const nbl__build *b, nbl__mask mask)
 }
 
 nbl__value nbl__part_linear(nbl__build *b, nbl__value x, const char *path, nbl__weight_role role, int64_t out,
-                            int64_t in, bool bias, nbl__mask mask)
+                            int64_t in, bool bias, nbl__dropout_mask mask)
 {
     char name[NAME_SIZE];
     nbl__linear_values l = layer_at(b, path, role, out, in, bias);
@@ -179,33 +179,34 @@ nbl__qkv nbl__part_qkv(nbl__build *b, nbl__value x, bool bias)
     nbl__linear_values layers[] = {layer_at(b, "self_attn.q_proj", NBL_WEIGHT_LINEAR, q, d->hidden, bias),
                                    layer_at(b, "self_attn.k_proj", NBL_WEIGHT_LINEAR, kv, d->hidden, bias),
                                    layer_at(b, "self_attn.v_proj", NBL_WEIGHT_LINEAR, kv, d->hidden, bias)};
-    nbl__linear_options how = linear_options(b, NBL_MASK_QKV);
+    nbl__linear_options how = linear_options(b, NBL_DROPOUT_MASK_QKV);
     nbl__value y[3];
     nbl__build_linear_group(b->g, "self_attn.qkv", x, layers, 3, &how, y);
     return (nbl__qkv){y[0], y[1], y[2]};
 }
 
-nbl__attending nbl__part_attending(const nbl__build *b, int64_t layer)
+nbl__layer_attention nbl__part_layer_attention(const nbl__build *b, int64_t layer)
 {
     const nbl__decoder *d = b->d;
     bool slides = d->sliding[layer];
-    return (nbl__attending){.local_rope = slides && d->local_rope.theta > 0,
-                            .window = slides ? d->window : 0,
-                            .scale = d->attention_scale,
-                            .softcap = d->attention_cap};
+    return (nbl__layer_attention){.local_rope = slides && d->local_rope.theta > 0,
+                                  .window = slides ? d->window : 0,
+                                  .scale = d->attention_scale,
+                                  .softcap = d->attention_cap};
 }
 
-/* True if the norm of heads and RoPE can be one norm_rope node: training, b->joins_norms, frozen
+/* True if the norm of heads and RoPE can be one norm_rope node: training, b->fuses_norm_rope, frozen
  * norm weight, head_dim a power of two, full rotary. */
 static bool joins_norm(const nbl__build *b, const char *norm, const nbl__rope *rope)
 {
     char name[NAME_SIZE];
     int64_t dim = b->d->head_dim;
-    return b->mode == NBL_MODE_TRAIN && b->joins_norms && !is_trained(b, full(b, norm, ".weight", name)) &&
-           nbl__rope_dim(rope, dim) == dim && (dim & (dim - 1)) == 0;
+    return b->mode == NBL_MODE_TRAIN && b->fuses_norm_rope &&
+           !is_trained(b, full(b, norm, ".weight", name)) && nbl__rope_dim(rope, dim) == dim &&
+           (dim & (dim - 1)) == 0;
 }
 
-/* q or k as `heads` heads, normalised (`norm` NULL: not) and rotated (`rotates` false: not). */
+/* q or k as `heads` heads, normalized (`norm` NULL: not) and rotated (`rotates` false: not). */
 static nbl__value rotated(nbl__build *b, nbl__value x, int64_t heads, const char *path, const char *norm,
                           bool local, bool rotates)
 {
@@ -226,11 +227,11 @@ static nbl__value rotated(nbl__build *b, nbl__value x, int64_t heads, const char
 static nbl__value attend(nbl__build *b, nbl__qkv x, nbl__cache_values cache, const char *name,
                          const nbl__attention_options *how)
 {
-    if (b->mode == NBL_MODE_PREFILL || b->mode == NBL_MODE_GENERATE) {
+    if (b->mode == NBL_MODE_PREFILL || b->mode == NBL_MODE_DECODE) {
         nbl__build_kv_write(b->g, name, x.k, b->rows, cache.keys);
         nbl__build_kv_write(b->g, name, x.v, b->rows, cache.values);
     }
-    if (b->mode == NBL_MODE_GENERATE) return nbl__build_attention_decode(b->g, name, x.q, cache, how);
+    if (b->mode == NBL_MODE_DECODE) return nbl__build_attention_decode(b->g, name, x.q, cache, how);
     nbl__value lse, out = nbl__build_attention(b->g, name, x.q, x.k, x.v, b->cu_seqlens, how, &lse);
     if (b->pins >= 3 && out && lse) {
         nbl__graph_pin(b->g, out);
@@ -239,26 +240,27 @@ static nbl__value attend(nbl__build *b, nbl__qkv x, nbl__cache_values cache, con
     return out;
 }
 
-nbl__value nbl__part_attention(nbl__build *b, nbl__qkv x, int64_t layer, const nbl__attending *how)
+nbl__value nbl__part_attention(nbl__build *b, nbl__qkv x, int64_t layer, const nbl__layer_attention *how)
 {
     const nbl__decoder *d = b->d;
     static const char name[] = "self_attn";
     nbl__attention_options options = {
         .dtype = b->dtype, .scale = how->scale, .softcap = how->softcap, .window = how->window};
     /* One operator rotates, writes the cache and attends. */
-    bool joined = b->joined && b->mode == NBL_MODE_GENERATE;
+    bool fuses_rope_attention = b->fuses_rope_attention && b->mode == NBL_MODE_DECODE;
     nbl__cache_values cache = {.lengths = b->lengths};
-    if (b->keys) cache.keys = b->keys[layer], cache.values = b->values[layer];
+    if (b->k_cache) cache.keys = b->k_cache[layer], cache.values = b->v_cache[layer];
     /* RoPE and norms see heads: [tokens, heads, head_dim]. */
-    x.q = rotated(b, x.q, d->heads, "self_attn.q_proj", how->head_norms ? "self_attn.q_norm" : NULL,
-                  how->local_rope, !joined);
-    x.k = rotated(b, x.k, d->kv_heads, "self_attn.k_proj", how->head_norms ? "self_attn.k_norm" : NULL,
-                  how->local_rope, !joined);
+    x.q = rotated(b, x.q, d->heads, "self_attn.q_proj", how->qk_norm ? "self_attn.q_norm" : NULL,
+                  how->local_rope, !fuses_rope_attention);
+    x.k = rotated(b, x.k, d->kv_heads, "self_attn.k_proj", how->qk_norm ? "self_attn.k_norm" : NULL,
+                  how->local_rope, !fuses_rope_attention);
     x.v = nbl__graph_view(b->g, x.v, d->kv_heads, d->head_dim);
-    nbl__value out = joined ? nbl__build_attention_step(b->g, name, x.q, x.k, x.v,
-                                                        how->local_rope ? b->local_rope : b->rope, cache,
-                                                        &options)
-                            : attend(b, x, cache, name, &options);
+    nbl__value out = fuses_rope_attention
+                         ? nbl__build_attention_step(b->g, name, x.q, x.k, x.v,
+                                                     how->local_rope ? b->local_rope : b->rope, cache,
+                                                     &options)
+                         : attend(b, x, cache, name, &options);
     /* Back to [tokens, heads · head_dim], for o_proj. */
     return nbl__graph_view(b->g, out, d->heads * d->head_dim, 0);
 }
@@ -267,7 +269,7 @@ nbl__value nbl__part_attention_output(nbl__build *b, nbl__value x, bool bias)
 {
     const nbl__decoder *d = b->d;
     return nbl__part_linear(b, x, "self_attn.o_proj", NBL_WEIGHT_LINEAR, d->hidden, d->heads * d->head_dim,
-                            bias, NBL_MASK_O);
+                            bias, NBL_DROPOUT_MASK_O);
 }
 
 /* ---- feed-forward ---- */
@@ -275,7 +277,7 @@ nbl__value nbl__part_attention_output(nbl__build *b, nbl__value x, bool bias)
 nbl__value nbl__part_gated_mlp(nbl__build *b, nbl__value x, bool bias)
 {
     const nbl__decoder *d = b->d;
-    nbl__linear_options how = linear_options(b, NBL_MASK_GATE_UP);
+    nbl__linear_options how = linear_options(b, NBL_DROPOUT_MASK_GATE_UP);
     nbl__linear_values layers[NBL_MLP_PARTS];
     layers[NBL_MLP_GATE] = layer_at(b, "mlp.gate_proj", NBL_WEIGHT_LINEAR, d->inner, d->hidden, bias);
     layers[NBL_MLP_UP] = layer_at(b, "mlp.up_proj", NBL_WEIGHT_LINEAR, d->inner, d->hidden, bias);
@@ -294,5 +296,5 @@ nbl__value nbl__part_gated_down(nbl__build *b, nbl__value gate, nbl__value up, b
     const nbl__decoder *d = b->d;
     nbl__value x = nbl__build_gated(b->g, "mlp.act", gate, up, d->act, b->dtype);
     return nbl__part_linear(b, x, "mlp.down_proj", NBL_WEIGHT_LINEAR, d->hidden, d->inner, bias,
-                            NBL_MASK_DOWN);
+                            NBL_DROPOUT_MASK_DOWN);
 }

@@ -1,19 +1,19 @@
 /* parts.h - what the layers of architectures are made of.
  *
  * Each part is a plain function: it takes values and numbers, and adds nodes to b->g. What a run is
- * for (nbl__build.mode) and what its device prefers (joined, joins_norms, split_mlp, pins) is known
- * here and in no architecture. Names of modules are those of the checkpoint, without the layer's
- * prefix: "self_attn.o_proj".
+ * for (nbl__build.mode) and what its device prefers (fuses_rope_attention, fuses_norm_rope,
+ * split_mlp, pins) is known here and in no architecture. Names of modules are those of the
+ * checkpoint, without the layer's prefix: "self_attn.o_proj".
  *
  * The residual stream. Its sums are computed by the norms that follow them: a norm reads stream and
  * addend, and writes the new stream and its norm in one node. A layer therefore reads
  *
- *     x = nbl__part_residual_norm(b, h, "input_layernorm");      h's sum, normalised
+ *     x = nbl__part_residual_norm(b, h, "input_layernorm");      h's sum, normalized
  *     x = … attention …
  *     nbl__part_residual_add(h, x);                              added by the next residual_norm
  */
-#ifndef NBL_ARCH_PARTS_H
-#define NBL_ARCH_PARTS_H
+#ifndef NBL_PARTS_H
+#define NBL_PARTS_H
 
 #include "arch/arch.h"
 
@@ -37,17 +37,17 @@ nbl__value nbl__part_norm(nbl__build *b, nbl__value x, const char *name);
 
 /* Index of the dropout mask of a linear layer's adapter within its layer, the same however linear
  * layers share nodes. An input adds the layer's seed (nbl__graph_seed_dropout). */
-typedef enum nbl__mask {
-    NBL_MASK_QKV = 0,
-    NBL_MASK_O = 3,
-    NBL_MASK_GATE_UP = 4,
-    NBL_MASK_DOWN = NBL_MASK_GATE_UP + NBL_MLP_DOWN
-} nbl__mask;
+typedef enum nbl__dropout_mask {
+    NBL_DROPOUT_MASK_QKV = 0,
+    NBL_DROPOUT_MASK_O = 3,
+    NBL_DROPOUT_MASK_GATE_UP = 4,
+    NBL_DROPOUT_MASK_DOWN = NBL_DROPOUT_MASK_GATE_UP + NBL_MLP_DOWN
+} nbl__dropout_mask;
 
 /* y = x·Wᵀ (+ bias), with the module's adapter. This is what makes storage formats, LoRA and DoRA
  * work on a linear layer. `role`: LINEAR, or EMBEDDING or HEAD for the head. */
 nbl__value nbl__part_linear(nbl__build *b, nbl__value x, const char *path, nbl__weight_role role, int64_t out,
-                            int64_t in, bool bias, nbl__mask mask);
+                            int64_t in, bool bias, nbl__dropout_mask mask);
 
 /* ---- attention ---- */
 
@@ -57,22 +57,22 @@ typedef struct nbl__qkv {
 } nbl__qkv;
 
 /* How a layer attends. */
-typedef struct nbl__attending {
+typedef struct nbl__layer_attention {
     /* q and k have an RMSNorm on each head, "self_attn.q_norm" and "self_attn.k_norm" */
-    bool head_norms;
+    bool qk_norm;
     bool local_rope; /* rotates by b->local_rope instead of b->rope */
     int64_t window;  /* tokens that a query sees, itself included; 0: all */
     float scale;     /* of scores; 0: 1 / sqrt(head_dim) */
     float softcap;   /* of scores; 0: none */
-} nbl__attending;
+} nbl__layer_attention;
 
 /* Window and rope of a layer as the config has them for its type (sliding or full). */
-nbl__attending nbl__part_attending(const nbl__build *b, int64_t layer);
+nbl__layer_attention nbl__part_layer_attention(const nbl__build *b, int64_t layer);
 /* q, k, v of x: the linear layers self_attn.q_proj, k_proj and v_proj in one node. */
 nbl__qkv nbl__part_qkv(nbl__build *b, nbl__value x, bool bias);
 /* Attention of q, k, v, however these were made: norms of heads, RoPE, the cache of a layer, and
  * softmax attention. Returns [tokens, heads · head_dim]. */
-nbl__value nbl__part_attention(nbl__build *b, nbl__qkv qkv, int64_t layer, const nbl__attending *how);
+nbl__value nbl__part_attention(nbl__build *b, nbl__qkv qkv, int64_t layer, const nbl__layer_attention *how);
 /* The linear layer self_attn.o_proj. */
 nbl__value nbl__part_attention_output(nbl__build *b, nbl__value x, bool bias);
 

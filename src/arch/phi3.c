@@ -9,7 +9,7 @@
  *          └─────────────────────────────────────────────────────────▲ */
 #include "arch/parts.h"
 
-static nbl_status refuse_dropout(nbl__keys *k, const char *name)
+static nbl_status refuse_dropout(nbl__config_keys *k, const char *name)
 {
     float dropout;
     NBL_TRY(nbl__key_float_or(k, name, 0, &dropout));
@@ -18,7 +18,7 @@ static nbl_status refuse_dropout(nbl__keys *k, const char *name)
     return NBL_OK;
 }
 
-static nbl_status read_keys(nbl__keys *k, nbl__decoder *d)
+static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
 {
     int64_t original;
     d->norm_eps = 1e-5f;
@@ -49,7 +49,7 @@ static nbl__qkv split_qkv(nbl__build *b, nbl__value x)
     const nbl__decoder *d = b->d;
     int64_t q = d->heads * d->head_dim, kv = d->kv_heads * d->head_dim;
     nbl__value y = nbl__part_linear(b, x, "self_attn.qkv_proj", NBL_WEIGHT_LINEAR, q + 2 * kv, d->hidden,
-                                    false, NBL_MASK_QKV);
+                                    false, NBL_DROPOUT_MASK_QKV);
     return (nbl__qkv){nbl__graph_columns(b->g, y, 0, q), nbl__graph_columns(b->g, y, q, kv),
                       nbl__graph_columns(b->g, y, q + kv, kv)};
 }
@@ -57,7 +57,7 @@ static nbl__qkv split_qkv(nbl__build *b, nbl__value x)
 static void build_layer(nbl__build *b, nbl__residual *h, int64_t layer)
 {
     const nbl__decoder *d = b->d;
-    nbl__attending how = nbl__part_attending(b, layer);
+    nbl__layer_attention how = nbl__part_layer_attention(b, layer);
     nbl__value x = nbl__part_residual_norm(b, h, "input_layernorm");
     x = nbl__part_attention(b, split_qkv(b, x), layer, &how);
     x = nbl__part_attention_output(b, x, false);
@@ -65,7 +65,7 @@ static void build_layer(nbl__build *b, nbl__residual *h, int64_t layer)
 
     x = nbl__part_residual_norm(b, h, "post_attention_layernorm");
     nbl__value y = nbl__part_linear(b, x, "mlp.gate_up_proj", NBL_WEIGHT_LINEAR, 2 * d->inner, d->hidden,
-                                    false, NBL_MASK_GATE_UP);
+                                    false, NBL_DROPOUT_MASK_GATE_UP);
     x = nbl__part_gated_down(b, nbl__graph_columns(b->g, y, 0, d->inner),
                              nbl__graph_columns(b->g, y, d->inner, d->inner), false);
     nbl__part_residual_add(h, x);

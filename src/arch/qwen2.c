@@ -2,11 +2,11 @@
  * use_sliding_window, layer_types names the layers that slide. */
 #include "arch/parts.h"
 
-static nbl_status read_keys(nbl__keys *k, nbl__decoder *d)
+static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
 {
     NBL_TRY(nbl__keys_common(k, d, "hidden_act", false));
     d->qkv_bias = true;
-    return nbl__keys_chosen_window(k, d);
+    return nbl__keys_sliding_window(k, d);
 }
 
 const nbl__arch nbl__qwen2 = {"qwen2", read_keys, nbl__llama_layer};

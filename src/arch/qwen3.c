@@ -7,20 +7,20 @@
  *        └─────────────────────────────────────────────────────────┘ */
 #include "arch/parts.h"
 
-static nbl_status read_keys(nbl__keys *k, nbl__decoder *d)
+static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
 {
     d->head_dim = 128;
     NBL_TRY(nbl__keys_common(k, d, "hidden_act", false));
     NBL_TRY(nbl__key_flag_or(k, "attention_bias", false, &d->qkv_bias));
     d->o_bias = d->qkv_bias;
-    return nbl__keys_chosen_window(k, d);
+    return nbl__keys_sliding_window(k, d);
 }
 
 static void build_layer(nbl__build *b, nbl__residual *h, int64_t layer)
 {
     const nbl__decoder *d = b->d;
-    nbl__attending how = nbl__part_attending(b, layer);
-    how.head_norms = true;
+    nbl__layer_attention how = nbl__part_layer_attention(b, layer);
+    how.qk_norm = true;
     nbl__value x = nbl__part_residual_norm(b, h, "input_layernorm");
     nbl__qkv qkv = nbl__part_qkv(b, x, d->qkv_bias);
     x = nbl__part_attention(b, qkv, layer, &how);

@@ -369,7 +369,7 @@ void nbl__progress_add(nbl_context *ctx, uint64_t bytes)
 
 nbl_status nbl__progress_poll(nbl_context *ctx, const char *what)
 {
-    if (nbl__bus_hits() > 0) NBL_TRY(nbl__files_check(ctx)); /* a page was replaced by zeros */
+    if (nbl__guard_hits() > 0) NBL_TRY(nbl__files_check(ctx)); /* a page was replaced by zeros */
     if (ctx->options.progress == NULL) return NBL_OK;
     nbl_progress now = {atomic_load(&ctx->progress_done), ctx->progress_total, what};
     if (ctx->options.progress(ctx->options.progress_user, &now))

@@ -32,7 +32,7 @@ nbl_status nbl__problem_add(nbl__problems *p, const char *text)
     return copy ? append(p, copy) : NBL_ERROR_MEMORY;
 }
 
-nbl_status nbl__problem_take(nbl__problems *p, nbl_status status)
+nbl_status nbl__problem_collect(nbl__problems *p, nbl_status status)
 {
     if (p == NULL || !nbl__is_of_the_file(status)) return status;
     const char *message = nbl_error_message(p->arena->ctx), *hint = nbl_error_hint(p->arena->ctx);

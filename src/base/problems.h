@@ -3,7 +3,7 @@
  * A reader that opens a file stops at the first problem. A reader that inspects a file lists the
  * problem and goes on. Both use the same code:
  *
- *     NBL_TRY(nbl__problem_take(problems, check_tensor(…)));
+ *     NBL_TRY(nbl__problem_collect(problems, check_tensor(…)));
  *
  * With problems == NULL the failure is returned. Otherwise it is listed and NBL_OK is returned. */
 #ifndef NBL_PROBLEMS_H
@@ -23,7 +23,7 @@ typedef struct nbl__problems {
 bool nbl__is_of_the_file(nbl_status status);
 /* If `status` describes the file: lists the recorded message and hint, and returns NBL_OK. Else
  * returns it. */
-nbl_status nbl__problem_take(nbl__problems *problems, nbl_status status);
+nbl_status nbl__problem_collect(nbl__problems *problems, nbl_status status);
 /* Lists a copy of `text`. */
 nbl_status nbl__problem_add(nbl__problems *problems, const char *text);
 static inline bool nbl__problems_are_full(const nbl__problems *problems)

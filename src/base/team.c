@@ -111,16 +111,16 @@ static void join_round(nbl__pool *pool, uint_fast64_t round, int worker)
 }
 
 /* A worker's thread. */
-static void *sit(void *argument)
+static void *worker_main(void *argument)
 {
-    struct nbl__seat *seat = argument;
-    nbl__pool *pool = seat->pool;
+    struct nbl__thread_slot *slot = argument;
+    nbl__pool *pool = slot->pool;
     for (uint_fast64_t seen = 0;;) {
         await_round(pool, seen);
         uint_fast64_t now = atomic_load(&pool->round);
         if (now == seen) return NULL; /* woken without a new round: the pool closes */
         seen = now;
-        if ((uint_fast64_t)seat->worker <= now % NBL_MAX_THREADS) join_round(pool, now, seat->worker);
+        if ((uint_fast64_t)slot->worker <= now % NBL_MAX_THREADS) join_round(pool, now, slot->worker);
     }
 }
 
@@ -137,7 +137,7 @@ void nbl__pool_close(nbl__pool *pool)
     pool->quit = true;
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->lock);
-    for (int i = 0; i < pool->started; i++) pthread_join(pool->seats[i].thread, NULL);
+    for (int i = 0; i < pool->started; i++) pthread_join(pool->slots[i].thread, NULL);
     pthread_cond_destroy(&pool->done);
     pthread_cond_destroy(&pool->wake);
     pthread_mutex_destroy(&pool->lock);
@@ -152,10 +152,10 @@ static void start(nbl__pool *pool, int wanted)
     sigdelset(&all, SIGBUS); /* raised by the thread that reads a missing page; see file_guard.h */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (pool->started < wanted) {
-        struct nbl__seat *seat = &pool->seats[pool->started];
-        seat->pool = pool;
-        seat->worker = pool->started + 1;
-        if (pthread_create(&seat->thread, NULL, sit, seat) != 0) break;
+        struct nbl__thread_slot *slot = &pool->slots[pool->started];
+        slot->pool = pool;
+        slot->worker = pool->started + 1;
+        if (pthread_create(&slot->thread, NULL, worker_main, slot) != 0) break;
         pool->started++;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -48,11 +48,11 @@ typedef struct nbl__pool {
     pthread_cond_t wake, done;
     bool quit;
     int started;
-    struct nbl__seat {
+    struct nbl__thread_slot {
         struct nbl__pool *pool;
         int worker;
         pthread_t thread;
-    } seats[NBL_MAX_THREADS - 1];
+    } slots[NBL_MAX_THREADS - 1];
 } nbl__pool;
 
 void nbl__pool_open(nbl__pool *pool);

@@ -63,7 +63,7 @@ nbl_status nbl__run_spans(nbl_context *ctx, int64_t items, size_t bytes, nbl__te
 typedef struct nbl__conversion {
     nbl_context *ctx;
     nbl_checkpoint *checkpoint;
-    nbl__writer *writer;
+    nbl__safetensors_writer *writer;
     nbl__output *output;
     nbl_convert_report report;
     const nbl__text_source *text; /* source of the text files; NULL: copy them like other companion files */

@@ -28,8 +28,8 @@ static nbl_status dequantize_span(void *argument, int64_t item, int worker)
     nbl__span_dequantize(nbl__isa(j->v->ctx), j->tensor, begin, end, j->dtype, buffer);
     nbl__span_release(j->v->checkpoint, j->tensor, begin, end);
     nbl__non_finite_scan(&j->non_finite, nbl__isa(j->v->ctx), j->dtype, buffer, end - begin, begin);
-    NBL_TRY(nbl__writer_write(j->v->writer, j->number, buffer, (size_t)(end - begin) * size,
-                              (uint64_t)begin * size));
+    NBL_TRY(nbl__safetensors_writer_write(j->v->writer, j->number, buffer, (size_t)(end - begin) * size,
+                                          (uint64_t)begin * size));
     double share = (double)(end - begin) / (double)j->elements;
     nbl__progress_add(j->v->ctx, (uint64_t)(share * (double)j->tensor->bytes));
     return NBL_OK;
@@ -75,14 +75,14 @@ static nbl_status run(nbl__conversion *v, const char *in, const char *out,
         const nbl_tensor_info *t = &c->tensors[i];
         if (t->weight.format == NBL_FORMAT_DENSE) NBL_TRY(nbl__declare_copy(v, i, t, &number));
         else
-            NBL_TRY(nbl__writer_declare(v->writer, i, t->name,
-                                        nbl__dtype_chosen(options->dtype, NBL_DTYPE_F32), t->rank, t->shape,
-                                        &number));
+            NBL_TRY(nbl__safetensors_writer_declare(v->writer, i, t->name,
+                                                    nbl__dtype_chosen(options->dtype, NBL_DTYPE_F32), t->rank,
+                                                    t->shape, &number));
     }
     NBL_TRY(nbl__conversion_begin(v, out, options->shard_size));
     for (int64_t i = 0; i < c->tensor_count; i++) {
         const nbl_tensor_info *t = &c->tensors[i];
-        NBL_TRY(nbl__writer_begin_group(v->writer, v->output, i));
+        NBL_TRY(nbl__safetensors_writer_begin_group(v->writer, v->output, i));
         if (t->weight.format == NBL_FORMAT_DENSE) NBL_TRY(nbl__write_copy(v, t, i));
         else NBL_TRY(write_dequantized(v, t, nbl__dtype_chosen(options->dtype, NBL_DTYPE_F32), i));
     }

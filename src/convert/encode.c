@@ -60,7 +60,7 @@ static nbl_status declare_part(nbl__conversion *v, int64_t group, const char *na
 {
     const char *full = nbl__arena_printf(&v->checkpoint->arena, "%s%s", name, end);
     if (full == NULL) return NBL_ERROR_MEMORY;
-    return nbl__writer_declare(v->writer, group, full, dtype, 1, &elements, number);
+    return nbl__safetensors_writer_declare(v->writer, group, full, dtype, 1, &elements, number);
 }
 
 /* The quantization state of a 4-bit weight, as bitsandbytes stores it in JSON. */
@@ -84,7 +84,7 @@ static nbl_status declare_fourbit(nbl__conversion *v, int64_t group, const nbl_t
                                   const nbl_quantize_options *o, nbl__encoded *e)
 {
     int64_t n = nbl__elements(t), blocks = nbl__ceil_div(n, o->block), packed[2] = {nbl__ceil_div(n, 2), 1};
-    NBL_TRY(nbl__writer_declare(v->writer, group, t->name, NBL_DTYPE_U8, 2, packed, &e->data));
+    NBL_TRY(nbl__safetensors_writer_declare(v->writer, group, t->name, NBL_DTYPE_U8, 2, packed, &e->data));
     nbl_dtype scale = o->nested ? NBL_DTYPE_U8 : NBL_DTYPE_F32;
     NBL_TRY(declare_part(v, group, t->name, ".absmax", scale, blocks, &e->scales));
     NBL_TRY(declare_part(v, group, t->name, ".quant_map", NBL_DTYPE_F32, 16, &e->map));
@@ -96,7 +96,8 @@ static nbl_status declare_fourbit(nbl__conversion *v, int64_t group, const nbl_t
     const char *name = nbl__arena_printf(&v->checkpoint->arena, "%s.quant_state.bitsandbytes__%s", t->name,
                                          nbl_format_name(o->format));
     if (name == NULL) return NBL_ERROR_MEMORY;
-    if (o->nested) return nbl__writer_declare_late(v->writer, group, name, STATE_LIMIT, &e->state);
+    if (o->nested)
+        return nbl__safetensors_writer_declare_late(v->writer, group, name, STATE_LIMIT, &e->state);
     nbl__bnb_json state = state_of(t, o, 0);
     nbl__text text = {.ctx = v->ctx};
     nbl__bnb_json_print(&text, &state);
@@ -104,7 +105,7 @@ static nbl_status declare_fourbit(nbl__conversion *v, int64_t group, const nbl_t
     nbl_status status = text.status;
     nbl__text_free(&text);
     NBL_TRY(status);
-    return nbl__writer_declare(v->writer, group, name, NBL_DTYPE_U8, 1, &size, &e->state);
+    return nbl__safetensors_writer_declare(v->writer, group, name, NBL_DTYPE_U8, 1, &size, &e->state);
 }
 
 /* Thread task: encodes one span of whole blocks; scales go to j->scales. */
@@ -118,8 +119,8 @@ static nbl_status encode_fourbit(void *argument, int64_t item, int worker)
     int64_t bad = nbl__fourbit_encode(nbl__isa(j->v->ctx), j->options->format, j->options->block, dtype,
                                       values_at(j, begin), n, codes, j->scales + begin / j->options->block);
     if (bad) nbl__non_finite_list(&j->non_finite, dtype, values_at(j, begin), n, begin, 1, FLT_MAX);
-    NBL_TRY(nbl__writer_write(j->v->writer, j->to->data, codes, (size_t)nbl__ceil_div(n, 2),
-                              (uint64_t)begin / 2));
+    NBL_TRY(nbl__safetensors_writer_write(j->v->writer, j->to->data, codes, (size_t)nbl__ceil_div(n, 2),
+                                          (uint64_t)begin / 2));
     span_done(j, begin, end);
     return NBL_OK;
 }
@@ -129,7 +130,7 @@ static nbl_status encode_fourbit(void *argument, int64_t item, int worker)
 static nbl_status write_nested(job *j, int64_t blocks, float *offset)
 {
     nbl_context *ctx = j->v->ctx;
-    nbl__writer *w = j->v->writer;
+    nbl__safetensors_writer *w = j->v->writer;
     int64_t groups = nbl__ceil_div(blocks, NBL_NESTED_BLOCK);
     /* the mean of all scales would be NaN: report the value itself */
     if (!j->v->allow_non_finite)
@@ -144,10 +145,11 @@ static nbl_status write_nested(job *j, int64_t blocks, float *offset)
     nbl_status status = NBL_OK;
     NBL_GO(NBL_ALLOC(ctx, nested, groups));
     nbl__nested_encode(nbl__isa(ctx), false, j->scales, blocks, *offset, codes, nested);
-    status = nbl__writer_write(w, j->to->scales, codes, (size_t)blocks, 0);
-    if (status == NBL_OK) status = nbl__writer_write(w, j->to->nested_scales, nested, (size_t)groups * 4, 0);
+    status = nbl__safetensors_writer_write(w, j->to->scales, codes, (size_t)blocks, 0);
     if (status == NBL_OK)
-        status = nbl__writer_write(w, j->to->nested_map, nbl__dynamic_map_signed, 256 * 4, 0);
+        status = nbl__safetensors_writer_write(w, j->to->nested_scales, nested, (size_t)groups * 4, 0);
+    if (status == NBL_OK)
+        status = nbl__safetensors_writer_write(w, j->to->nested_map, nbl__dynamic_map_signed, 256 * 4, 0);
     nbl__free(ctx, nested, (size_t)groups * sizeof *nested);
 done:
     nbl__free(ctx, codes, (size_t)blocks);
@@ -163,8 +165,9 @@ static nbl_status write_state(job *j, float offset)
     nbl_status status = text.status;
     if (status == NBL_OK) {
         assert(text.size <= STATE_LIMIT);
-        status = j->options->nested ? nbl__writer_write_late(j->v->writer, j->to->state, text.text, text.size)
-                                    : nbl__writer_write(j->v->writer, j->to->state, text.text, text.size, 0);
+        status = j->options->nested
+                     ? nbl__safetensors_writer_write_late(j->v->writer, j->to->state, text.text, text.size)
+                     : nbl__safetensors_writer_write(j->v->writer, j->to->state, text.text, text.size, 0);
     }
     nbl__text_free(&text);
     return status;
@@ -183,11 +186,11 @@ static nbl_status write_fourbit(job *j)
     NBL_GO(
         run_team(j, nbl__ceil_div(j->elements, j->span), (size_t)nbl__ceil_div(longest, 2), encode_fourbit));
     if (j->options->nested) NBL_GO(write_nested(j, blocks, &offset));
-    else NBL_GO(nbl__writer_write(j->v->writer, j->to->scales, j->scales, (size_t)blocks * 4, 0));
+    else NBL_GO(nbl__safetensors_writer_write(j->v->writer, j->to->scales, j->scales, (size_t)blocks * 4, 0));
     /* Adding +0 turns the -0 of nbl__fp4_table into +0, as in the table that upstream stores. */
     for (int i = 0; i < 16; i++)
         map[i] = (j->options->format == NBL_FORMAT_NF4 ? nbl__nf4_table : nbl__fp4_table)[i] + 0.0f;
-    NBL_GO(nbl__writer_write(j->v->writer, j->to->map, map, sizeof map, 0));
+    NBL_GO(nbl__safetensors_writer_write(j->v->writer, j->to->map, map, sizeof map, 0));
     NBL_GO(write_state(j, offset));
 done:
     nbl__free(ctx, j->scales, (size_t)blocks * sizeof *j->scales);
@@ -202,11 +205,11 @@ static nbl_status declare_int8(nbl__conversion *v, int64_t group, const nbl_tens
 {
     const char *module = nbl__arena_printf(&v->checkpoint->arena, "%.*s", (int)strlen(t->name) - 7, t->name);
     if (module == NULL) return NBL_ERROR_MEMORY;
-    NBL_TRY(nbl__writer_declare(v->writer, group, t->name, NBL_DTYPE_I8, 2, t->shape, &e->data));
+    NBL_TRY(nbl__safetensors_writer_declare(v->writer, group, t->name, NBL_DTYPE_I8, 2, t->shape, &e->data));
     NBL_TRY(declare_part(v, group, module, ".SCB", NBL_DTYPE_F32, t->shape[0], &e->scales));
     const char *format = nbl__arena_printf(&v->checkpoint->arena, "%s_format", t->name);
     if (format == NULL) return NBL_ERROR_MEMORY;
-    return nbl__writer_declare(v->writer, group, format, NBL_DTYPE_U8, 0, NULL, &e->state);
+    return nbl__safetensors_writer_declare(v->writer, group, format, NBL_DTYPE_U8, 0, NULL, &e->state);
 }
 
 /* Thread task: encodes whole rows; row scales go to j->scales. */
@@ -222,7 +225,8 @@ static nbl_status encode_int8(void *argument, int64_t item, int worker)
     if (bad)
         nbl__non_finite_list(&j->non_finite, j->tensor->weight.dtype, values_at(j, begin), end - begin, begin,
                              1, NBL_LARGEST_F16);
-    NBL_TRY(nbl__writer_write(j->v->writer, j->to->data, codes, (size_t)(end - begin), (uint64_t)begin));
+    NBL_TRY(nbl__safetensors_writer_write(j->v->writer, j->to->data, codes, (size_t)(end - begin),
+                                          (uint64_t)begin));
     span_done(j, begin, end);
     return NBL_OK;
 }
@@ -238,8 +242,8 @@ static nbl_status write_int8(job *j)
     j->span = nbl__span_size(columns, (int64_t)nbl__size_of(j->tensor->weight.dtype));
     NBL_GO(run_team(j, nbl__ceil_div(j->elements, j->span), (size_t)nbl__min_i64(j->span, j->elements),
                     encode_int8));
-    NBL_GO(nbl__writer_write(j->v->writer, j->to->scales, j->scales, (size_t)rows * 4, 0));
-    NBL_GO(nbl__writer_write(j->v->writer, j->to->state, &row_major, 1, 0));
+    NBL_GO(nbl__safetensors_writer_write(j->v->writer, j->to->scales, j->scales, (size_t)rows * 4, 0));
+    NBL_GO(nbl__safetensors_writer_write(j->v->writer, j->to->state, &row_major, 1, 0));
 done:
     nbl__free(ctx, j->scales, (size_t)rows * sizeof *j->scales);
     return status;
@@ -260,8 +264,8 @@ static nbl_status declare_mxfp4(nbl__conversion *v, int64_t group, const nbl_ten
     const char *blocks = nbl__arena_printf(&v->checkpoint->arena, "%s_blocks", t->name);
     const char *scales = nbl__arena_printf(&v->checkpoint->arena, "%s_scales", t->name);
     if (blocks == NULL || scales == NULL) return NBL_ERROR_MEMORY;
-    NBL_TRY(nbl__writer_declare(v->writer, group, blocks, NBL_DTYPE_U8, 4, shape, &e->data));
-    return nbl__writer_declare(v->writer, group, scales, NBL_DTYPE_U8, 3, shape, &e->scales);
+    NBL_TRY(nbl__safetensors_writer_declare(v->writer, group, blocks, NBL_DTYPE_U8, 4, shape, &e->data));
+    return nbl__safetensors_writer_declare(v->writer, group, scales, NBL_DTYPE_U8, 3, shape, &e->scales);
 }
 
 /* Thread task: encodes up to MX_OUTS output rows of one expert. A worker's buffer is
@@ -285,9 +289,11 @@ static nbl_status encode_mxfp4(void *argument, int64_t item, int worker)
         nbl__non_finite_list(&j->non_finite, dtype, rows + (size_t)(o * ins) * size, ins,
                              j->expert * ins * outs + first + o, outs, FLT_MAX);
     uint64_t at = (uint64_t)((j->expert * outs + first) * ins);
-    NBL_TRY(nbl__writer_write(j->v->writer, j->to->data, codes, (size_t)(wide * ins / 2), at / 2));
+    NBL_TRY(
+        nbl__safetensors_writer_write(j->v->writer, j->to->data, codes, (size_t)(wide * ins / 2), at / 2));
     nbl__progress_add(j->v->ctx, (uint64_t)(wide * ins) * size);
-    return nbl__writer_write(j->v->writer, j->to->scales, scales, (size_t)(wide * ins / 32), at / 32);
+    return nbl__safetensors_writer_write(j->v->writer, j->to->scales, scales, (size_t)(wide * ins / 32),
+                                         at / 32);
 }
 
 /* Writes an mxfp4 weight expert by expert, so that the pages of finished experts can be dropped. */

@@ -267,7 +267,7 @@ static nbl_status put_general(nbl__export *e, const struct type_row *type)
 /* Checks the tensors against the config, which sizes keys and vocabulary. */
 static nbl_status check_tensors(nbl__export *e)
 {
-    const nbl__merge *merge = &e->merge;
+    const nbl__merge_job *merge = &e->merge;
     nbl_model m = {.ctx = e->ctx, .path = e->folder, .decoder = e->decoder, .dtype = NBL_DTYPE_F32};
     m.decoder.tied = m.decoder.tied && !merge->untied;
     m.weights = nbl__arena_alloc(&e->arena, (size_t)(merge->count + 1) * sizeof *m.weights);

@@ -3,12 +3,12 @@
  *   export_gguf.c         the tensors and the whole file
  *   export_gguf_keys.c    the metadata of the architecture
  *   export_gguf_lora.c    an adapter as a file of its own
- *   modelfile.c           Ollama's Modelfile; modelfile_turns.c splits the chat template for it
+ *   modelfile.c           Ollama's Modelfile; chat_frames.c splits the chat template for it
  *
  * The tokenizer's metadata is made by text/vocab/vocab_export.c, the file by
  * format/gguf/gguf_write.c. */
-#ifndef NBL_EXPORT_H
-#define NBL_EXPORT_H
+#ifndef NBL_EXPORT_GGUF_H
+#define NBL_EXPORT_GGUF_H
 
 #include "arch/arch.h"
 #include "convert/merge.h"
@@ -21,7 +21,7 @@ typedef struct nbl__export {
     const char *folder, *out;
     const nbl_export_options *options;
     nbl_checkpoint *checkpoint;
-    nbl__merge merge;
+    nbl__merge_job merge;
     nbl__decoder decoder;
     nbl__gguf_arch arch;
     const char *arch_name; /* "gemma3" */

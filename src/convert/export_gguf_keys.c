@@ -129,7 +129,7 @@ void nbl__export_query(nbl__export *e)
 
 double nbl__export_factor(const nbl__export *e, const nbl__gguf_mapping *mapping)
 {
-    /* If q is normalised, scaling q's projection has no effect, so the norm's weight is scaled. */
+    /* If q is normalized, scaling q's projection has no effect, so the norm's weight is scaled. */
     const char *name = is_gemma3(e) ? ".attn_q_norm.weight" : ".attn_q.weight";
     return nbl__ends_with(mapping->name, name) ? e->query_factor : 1;
 }

@@ -27,12 +27,12 @@ nbl_status nbl__conversion_open(nbl_context *ctx, const char *in, nbl__conversio
         v->report.bytes_in += v->checkpoint->files[i].size;
         v->rights &= nbl__file_rights(&v->checkpoint->files[i]);
     }
-    return nbl__writer_create(ctx, &v->writer);
+    return nbl__safetensors_writer_create(ctx, &v->writer);
 }
 
 void nbl__conversion_close(nbl__conversion *v)
 {
-    nbl__writer_free(v->writer);
+    nbl__safetensors_writer_free(v->writer);
     nbl__output_abort(v->output);
     nbl_checkpoint_close(v->checkpoint);
     *v = (nbl__conversion){0};
@@ -141,8 +141,8 @@ static nbl_status copy_companion(nbl__conversion *v, const char *name, const cha
  * first: the companion files, and the room on the disk (nbl__output_begin). */
 nbl_status nbl__conversion_begin(nbl__conversion *v, const char *out, uint64_t shard_size)
 {
-    NBL_TRY(nbl__writer_layout(v->writer, shard_size ? shard_size : default_shard_size, &v->report.bytes_out,
-                               &v->report.files));
+    NBL_TRY(nbl__safetensors_writer_layout(v->writer, shard_size ? shard_size : default_shard_size,
+                                           &v->report.bytes_out, &v->report.files));
     uint64_t needed = v->report.bytes_out + v->checkpoint->config.size;
     NBL_TRY(nbl__companions_check(v->ctx, v->checkpoint->path));
     if (v->text && v->text->adapter) NBL_TRY(nbl__text_files_check(v->ctx, v->text->adapter));
@@ -183,7 +183,7 @@ nbl_status nbl__conversion_finish(nbl__conversion *v, const nbl__config_edit *ed
 {
     /* All weights were read: check that no source file changed meanwhile. */
     NBL_TRY(nbl__files_check(v->ctx));
-    NBL_TRY(nbl__writer_finish(v->writer, v->output, &v->report.bytes_out));
+    NBL_TRY(nbl__safetensors_writer_finish(v->writer, v->output, &v->report.bytes_out));
     v->output->rights = 0666;
     NBL_TRY(visit_companions(v, "", copy_companion, NULL));
     if (has_templates(v)) {
@@ -222,7 +222,8 @@ nbl_status nbl__conversion_commit(nbl__conversion *v, const nbl__config_edit *ed
 nbl_status nbl__declare_copy(nbl__conversion *v, int64_t group, const nbl_tensor_info *t, int64_t *number)
 {
     assert(t->weight.format == NBL_FORMAT_DENSE);
-    return nbl__writer_declare(v->writer, group, t->name, t->weight.dtype, t->rank, t->shape, number);
+    return nbl__safetensors_writer_declare(v->writer, group, t->name, t->weight.dtype, t->rank, t->shape,
+                                           number);
 }
 
 /* The copy goes in pieces, so that progress is shown and pages are dropped while it runs. */
@@ -237,7 +238,7 @@ nbl_status nbl__write_copy(nbl__conversion *v, const nbl_tensor_info *t, int64_t
         if (value)
             nbl__non_finite_scan(&found, nbl__isa(v->ctx), t->weight.dtype, data + at,
                                  (int64_t)(size / value), (int64_t)(at / value));
-        NBL_TRY(nbl__writer_write(v->writer, number, data + at, size, at));
+        NBL_TRY(nbl__safetensors_writer_write(v->writer, number, data + at, size, at));
         nbl__checkpoint_drop(v->checkpoint, data + at, size);
         nbl__progress_add(v->ctx, size);
         NBL_TRY(nbl__progress_poll(v->ctx, t->name));

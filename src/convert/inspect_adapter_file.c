@@ -34,7 +34,7 @@ static nbl_status scan(nbl_adapter *a, const nbl__stored *stored, int64_t *count
     nbl__progress_add(a->ctx, stored->bytes);
     *count = atomic_load(&found.count);
     if (*count == 0) return NBL_OK;
-    return nbl__problem_take(
+    return nbl__problem_collect(
         &a->peft->found,
         nbl__fail(a->ctx, NBL_ERROR_FORMAT,
                   "%s: tensor \"%s\": %" PRId64 " values are not finite; the first has index %" PRId64,

@@ -266,7 +266,7 @@ static nbl_status check_specials(nbl_gguf *g)
                                       "%s: key \"tokenizer.ggml.%s_token_id\": %" PRId64
                                       " is no token of the vocabulary of %" PRId64,
                                       f->path, specials[i], g->special.id, g->summary.vocabulary);
-        NBL_TRY(nbl__problem_take(f->problems, status));
+        NBL_TRY(nbl__problem_collect(f->problems, status));
     }
     return NBL_OK;
 }
@@ -286,14 +286,14 @@ static nbl_status check_model(nbl_gguf *g)
             g->ctx, NBL_ERROR_UNSUPPORTED,
             "%s: one of %" PRId64 " parts of a model; join them with llama.cpp's llama-gguf-split --merge",
             f->path, parts);
-        return nbl__problem_take(f->problems, status);
+        return nbl__problem_collect(f->problems, status);
     }
     if (f->tensor_count || whole) NBL_TRY(nbl__gguf_model_check(f));
     NBL_TRY(check_specials(g));
     if (!whole) return NBL_OK;
     nbl_status status = nbl_tokenizer_open(g->ctx, f->path, &tokenizer);
     nbl_tokenizer_close(tokenizer);
-    return nbl__problem_take(f->problems, status);
+    return nbl__problem_collect(f->problems, status);
 }
 
 nbl_status nbl_gguf_open(nbl_context *ctx, const char *path, nbl_gguf **gguf)

@@ -33,7 +33,7 @@ static void set_shape(nbl__merged *t, int rank, const int64_t *shape)
 
 /* *found: the adapted module that the tensor belongs to; NULL if the name does not end with
  * `ending` or the module is not adapted. */
-static nbl_status module_of(nbl__merge *m, const char *name, const char *ending,
+static nbl_status module_of(nbl__merge_job *m, const char *name, const char *ending,
                             const nbl__peft_module **found)
 {
     *found = NULL;
@@ -45,7 +45,7 @@ static nbl_status module_of(nbl__merge *m, const char *name, const char *ending,
 }
 
 /* Adds a tensor to the result and finds what the adapter does to it. */
-static nbl_status add(nbl__merge *m, const char *name, const nbl_tensor_info *base)
+static nbl_status add(nbl__merge_job *m, const char *name, const nbl_tensor_info *base)
 {
     nbl__merged *t = &m->tensors[m->count++];
     const nbl__peft_replacement *replaced = m->peft ? nbl__peft_replacement_find(m->peft, name) : NULL;
@@ -69,7 +69,7 @@ static nbl_status add(nbl__merge *m, const char *name, const nbl_tensor_info *ba
 }
 
 /* Checks that everything in the adapter was used by some tensor of the model. */
-static nbl_status check_taken(const nbl__merge *m)
+static nbl_status check_taken(const nbl__merge_job *m)
 {
     for (int64_t i = 0; i < m->peft->replacement_count; i++)
         NBL_CHECK(m->ctx, nbl__merge_find(m, m->peft->replacements[i].name), NBL_ERROR_UNSUPPORTED,
@@ -92,12 +92,12 @@ static nbl_status check_taken(const nbl__merge *m)
  * head. */
 static bool is_tied(const nbl_checkpoint *c)
 {
-    if (c->config.tied != NBL_TIED_UNTOLD) return c->config.tied == NBL_TIED_YES;
+    if (c->config.tied != NBL_TIED_UNSET) return c->config.tied == NBL_TIED_YES;
     return find_base(c, head_name) == NULL;
 }
 
 /* Checks the adapter against the tensors of the result, which include an untied head. */
-static nbl_status check_adapter(nbl__merge *m)
+static nbl_status check_adapter(nbl__merge_job *m)
 {
     nbl__peft_tensor *tensors = nbl__arena_alloc(&m->arena, (size_t)m->count * sizeof *tensors);
     if (tensors == NULL) return NBL_ERROR_MEMORY;
@@ -108,9 +108,9 @@ static nbl_status check_adapter(nbl__merge *m)
     return check_taken(m);
 }
 
-nbl_status nbl__merge_open(nbl_checkpoint *c, const char *adapter, nbl__merge *m)
+nbl_status nbl__merge_open(nbl_checkpoint *c, const char *adapter, nbl__merge_job *m)
 {
-    *m = (nbl__merge){.ctx = c->ctx, .checkpoint = c, .arena = nbl__arena_make(c->ctx)};
+    *m = (nbl__merge_job){.ctx = c->ctx, .checkpoint = c, .arena = nbl__arena_make(c->ctx)};
     if (adapter) NBL_TRY(nbl__peft_open(c->ctx, adapter, &m->peft));
     m->tensors = nbl__arena_alloc(&m->arena, (size_t)(c->tensor_count + 1) * sizeof *m->tensors);
     if (m->tensors == NULL) return NBL_ERROR_MEMORY;
@@ -125,7 +125,7 @@ nbl_status nbl__merge_open(nbl_checkpoint *c, const char *adapter, nbl__merge *m
 }
 
 /* Frees the factors of the last tensor. */
-static void unload(nbl__merge *m)
+static void unload(nbl__merge_job *m)
 {
     nbl__free(m->ctx, m->left, m->left_bytes);
     nbl__free(m->ctx, m->right, m->right_bytes);
@@ -133,16 +133,16 @@ static void unload(nbl__merge *m)
     m->left_bytes = m->right_bytes = 0;
 }
 
-void nbl__merge_close(nbl__merge *m)
+void nbl__merge_close(nbl__merge_job *m)
 {
     if (m->ctx == NULL) return;
     unload(m);
     nbl__peft_close(m->peft);
     nbl__arena_free(&m->arena);
-    *m = (nbl__merge){0};
+    *m = (nbl__merge_job){0};
 }
 
-const nbl__merged *nbl__merge_find(const nbl__merge *m, const char *name)
+const nbl__merged *nbl__merge_find(const nbl__merge_job *m, const char *name)
 {
     for (int64_t i = 0; i < m->count; i++)
         if (strcmp(m->tensors[i].name, name) == 0) return &m->tensors[i];
@@ -178,7 +178,7 @@ static void take_matrix(nbl_isa isa, const nbl__stored *from, bool transpose, fl
         }
 }
 
-nbl_status nbl__merge_load(nbl__merge *m, const nbl__merged *t)
+nbl_status nbl__merge_load(nbl__merge_job *m, const nbl__merged *t)
 {
     unload(m);
     if (t->with == NULL || t->is_bias) return NBL_OK;
@@ -205,7 +205,7 @@ static float element(nbl_isa isa, const nbl__stored *from, int64_t i)
 
 /* Merges one row in place: out holds W[row, :] before and W'[row, :] after. sum: [columns]
  * scratch. */
-static void merge_row(const nbl__merge *m, const nbl__merged *t, int64_t row, float *out, double *sum)
+static void merge_row(const nbl__merge_job *m, const nbl__merged *t, int64_t row, float *out, double *sum)
 {
     const nbl__peft_module *with = t->with;
     int64_t columns = t->columns;
@@ -227,7 +227,7 @@ static void merge_row(const nbl__merge *m, const nbl__merged *t, int64_t row, fl
 }
 
 /* The values of rows: the adapter's whole weight, or the base's, plus what the adapter adds. */
-void nbl__merge_rows(const nbl__merge *m, const nbl__merged *t, int64_t begin, int64_t end, float *out,
+void nbl__merge_rows(const nbl__merge_job *m, const nbl__merged *t, int64_t begin, int64_t end, float *out,
                      double *scratch)
 {
     nbl_isa isa = nbl__isa(m->ctx);

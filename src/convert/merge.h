@@ -28,7 +28,7 @@ typedef struct nbl__merged {
     bool is_bias;                 /* the tensor is a bias, to which the bias of B is added */
 } nbl__merged;
 
-typedef struct nbl__merge {
+typedef struct nbl__merge_job {
     nbl_context *ctx;
     nbl__arena arena;
     const nbl_checkpoint *checkpoint;
@@ -40,20 +40,20 @@ typedef struct nbl__merge {
     /* Factors of the tensor of the last nbl__merge_load: f32, [rows, rank] and [rank, columns]. */
     float *left, *right;
     size_t left_bytes, right_bytes;
-} nbl__merge;
+} nbl__merge_job;
 
 /* Opens the adapter (a folder; NULL: none), checks it against the checkpoint and lists the result's
  * tensors. The checkpoint must outlive *merge. Call nbl__merge_close also after an error. */
-nbl_status nbl__merge_open(nbl_checkpoint *checkpoint, const char *adapter, nbl__merge *merge);
-void nbl__merge_close(nbl__merge *merge);
-const nbl__merged *nbl__merge_find(const nbl__merge *merge, const char *name); /* NULL: none */
+nbl_status nbl__merge_open(nbl_checkpoint *checkpoint, const char *adapter, nbl__merge_job *merge);
+void nbl__merge_close(nbl__merge_job *merge);
+const nbl__merged *nbl__merge_find(const nbl__merge_job *merge, const char *name); /* NULL: none */
 /* True if the tensor has values to compute with; false: its bytes are copied. */
 bool nbl__merged_is_numeric(const nbl__merged *tensor);
 /* Loads the factors of a tensor. Afterwards any thread may call nbl__merge_rows for it. */
-nbl_status nbl__merge_load(nbl__merge *merge, const nbl__merged *tensor);
+nbl_status nbl__merge_load(nbl__merge_job *merge, const nbl__merged *tensor);
 /* Computes rows [begin, end) in f32. scratch: `columns` doubles, per thread; NULL if no matrix is
  * added. */
-void nbl__merge_rows(const nbl__merge *merge, const nbl__merged *tensor, int64_t begin, int64_t end,
+void nbl__merge_rows(const nbl__merge_job *merge, const nbl__merged *tensor, int64_t begin, int64_t end,
                      float *out, double *scratch);
 
 /* ---- merge_folder.c ---- */

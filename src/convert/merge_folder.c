@@ -8,7 +8,7 @@
 /* The writing of one tensor; shared by its workers. */
 typedef struct job {
     nbl__conversion *v;
-    const nbl__merge *merge;
+    const nbl__merge_job *merge;
     const nbl__merged *tensor;
     nbl_dtype dtype;
     int64_t number, span; /* rows */
@@ -35,8 +35,8 @@ static nbl_status write_span(void *argument, int64_t item, int worker)
     nbl__span_release(j->v->checkpoint, t->base, begin * t->columns, end * t->columns);
     double share = (double)(end - begin) / (double)t->rows;
     nbl__progress_add(j->v->ctx, (uint64_t)(share * (double)t->base->bytes));
-    return nbl__writer_write(j->v->writer, j->number, out, count * size,
-                             (uint64_t)(begin * t->columns) * size);
+    return nbl__safetensors_writer_write(j->v->writer, j->number, out, count * size,
+                                         (uint64_t)(begin * t->columns) * size);
 }
 
 /* True if the tensor's bytes are copied. An untied head is not: its name differs from its
@@ -49,7 +49,7 @@ static bool keeps_bytes(const nbl__merged *t, nbl_dtype dtype)
 }
 
 /* Writes one tensor: its bytes if they do not change, otherwise merged span by span. */
-static nbl_status write_tensor(nbl__conversion *v, nbl__merge *m, const nbl__merged *t, nbl_dtype dtype,
+static nbl_status write_tensor(nbl__conversion *v, nbl__merge_job *m, const nbl__merged *t, nbl_dtype dtype,
                                int64_t number)
 {
     if (keeps_bytes(t, dtype)) return nbl__write_copy(v, t->base, number);
@@ -70,18 +70,19 @@ static nbl_status write_tensor(nbl__conversion *v, nbl__merge *m, const nbl__mer
 
 /* Declares and writes all tensors, then makes the edits of config.json: no quantization, the new
  * dtype, a head of its own, the end tokens of the text files. */
-static nbl_status write_all(nbl__conversion *v, nbl__merge *m, const nbl__merge_folder *how, nbl_dtype dtype)
+static nbl_status write_all(nbl__conversion *v, nbl__merge_job *m, const nbl__merge_folder *how,
+                            nbl_dtype dtype)
 {
     for (int64_t i = 0, number; i < m->count; i++) {
         const nbl__merged *t = &m->tensors[i];
         nbl_dtype to = nbl__merged_is_numeric(t) ? dtype : t->base->weight.dtype;
-        NBL_TRY(nbl__writer_declare(v->writer, i, t->name, to, t->rank, t->shape, &number));
+        NBL_TRY(nbl__safetensors_writer_declare(v->writer, i, t->name, to, t->rank, t->shape, &number));
         v->report.converted += t->with || t->stored;
     }
     v->report.tensors = m->count;
     NBL_TRY(nbl__conversion_begin(v, how->out, how->shard_size));
     for (int64_t i = 0; i < m->count; i++) {
-        NBL_TRY(nbl__writer_begin_group(v->writer, v->output, i));
+        NBL_TRY(nbl__safetensors_writer_begin_group(v->writer, v->output, i));
         NBL_TRY(write_tensor(v, m, &m->tensors[i], dtype, i));
     }
     char text[32];
@@ -118,7 +119,7 @@ static nbl_status choose_dtype(nbl__conversion *v, nbl_compute_dtype wanted, nbl
 nbl_status nbl__merge_write(nbl_context *ctx, const nbl__merge_folder *how, nbl_convert_report *report)
 {
     nbl__conversion v = {0};
-    nbl__merge m = {0};
+    nbl__merge_job m = {0};
     nbl_dtype dtype = NBL_DTYPE_BF16;
     nbl_status status = nbl__conversion_open(ctx, how->base, &v);
     v.text = how->text;

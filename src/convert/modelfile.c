@@ -2,7 +2,7 @@
  * strings.
  *
  * Ollama's templates are written in Go's text/template, the model's in Jinja. In this order:
- * * A template that can be split into fixed texts (modelfile_turns.c) is written in Go, with tools and
+ * * A template that can be split into fixed texts (chat_frames.c) is written in Go, with tools and
  * the default system prompt.
  * * Otherwise a plain template of its family, recognised by the special token that it writes
  * (families[]).
@@ -19,7 +19,7 @@
  *     """
  *     PARAMETER stop "<|im_start|>"
  *     PARAMETER stop "<|im_end|>" */
-#include "convert/modelfile.h"
+#include "convert/chat_frames.h"
 
 #include <stdlib.h>
 
@@ -115,7 +115,7 @@ static void add_plain(nbl__text *out, nbl_string text)
 
 /* Appends the list of tools: Go's range over $.Tools, with the fixed texts around and between the
  * items. */
-static void add_tools(nbl__text *out, const nbl__turns *t, nbl_string begin, nbl_string end)
+static void add_tools(nbl__text *out, const nbl__chat_frames *t, nbl_string begin, nbl_string end)
 {
     add_plain(out, begin);
     nbl__text_printf(out, "{{ range $i, $tool := $.Tools }}{{ if $i }}");
@@ -125,7 +125,7 @@ static void add_tools(nbl__text *out, const nbl__turns *t, nbl_string begin, nbl
 }
 
 /* Appends the calls of an assistant's message, or its content if it has none. */
-static void add_calls(nbl__text *out, const nbl__turns *t)
+static void add_calls(nbl__text *out, const nbl__chat_frames *t)
 {
     nbl__text_printf(out, "{{ if .ToolCalls }}");
     add_plain(out, t->calls.begin);
@@ -141,7 +141,7 @@ static void add_calls(nbl__text *out, const nbl__turns *t)
 }
 
 /* Appends the text before the first message for conversations without a system message. */
-static void add_head(nbl__text *out, const nbl__turns *t)
+static void add_head(nbl__text *out, const nbl__chat_frames *t)
 {
     if (t->default_system.text || (t->head.size == 0 && t->tools_alone.text == NULL)) return;
     nbl__text_printf(out, "{{ if ne (index .Messages 0).Role \"system\" }}");
@@ -155,8 +155,8 @@ static void add_head(nbl__text *out, const nbl__turns *t)
 }
 
 /* Appends the branch of one role: the texts before and behind the content. */
-static void add_role(nbl__text *out, const char *role, bool first, const nbl__turn_frame *frame,
-                     const nbl__turns *t)
+static void add_role(nbl__text *out, const char *role, bool first, const nbl__chat_frame *frame,
+                     const nbl__chat_frames *t)
 {
     nbl__text_printf(out, "{{ %sif eq .Role \"%s\" }}", first ? "" : "else ", role);
     add_plain(out, frame->before);
@@ -172,7 +172,7 @@ static void add_role(nbl__text *out, const char *role, bool first, const nbl__tu
 
 /* Appends TEMPLATE: the head, a loop over the messages with a branch per role, and the generation
  * prompt. */
-static void add_template(nbl__text *out, const nbl__turns *t)
+static void add_template(nbl__text *out, const nbl__chat_frames *t)
 {
     nbl__text_printf(out, "TEMPLATE \"\"\"");
     add_head(out, t);
@@ -194,10 +194,10 @@ static void add_template(nbl__text *out, const nbl__turns *t)
 static nbl_status put_template(nbl__export *e, nbl_string chat_template, const char *bos, const char *eos,
                                bool strip_bos, nbl__text *out)
 {
-    nbl__turns t = {0};
+    nbl__chat_frames t = {0};
     const struct family *family = family_of(chat_template);
     if (chat_template.text == NULL) return NBL_OK;
-    NBL_TRY(nbl__turns_find(&e->arena, chat_template, bos, eos, strip_bos, &t));
+    NBL_TRY(nbl__chat_frames_find(&e->arena, chat_template, bos, eos, strip_bos, &t));
     if (t.known) add_template(out, &t);
     else if (family) nbl__text_printf(out, "TEMPLATE \"\"\"%s\"\"\"\n", family->text);
     if (!t.known)

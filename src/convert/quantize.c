@@ -85,24 +85,24 @@ static bool is_expert(const nbl_tensor_info *t)
                             nbl__ends_with(t->name, ".experts.down_proj"));
 }
 
-/* *quantise: the tensor is to be quantized. */
+/* *quantize: the tensor is to be quantized. */
 static nbl_status wanted(nbl__conversion *v, const plan *p, const nbl_quantize_options *options,
-                         const nbl_tensor_info *t, bool *quantise)
+                         const nbl_tensor_info *t, bool *quantize)
 {
     const nbl__config *config = &v->checkpoint->config;
-    *quantise = false;
+    *quantize = false;
     if (options->format == NBL_FORMAT_MXFP4) {
-        *quantise = config->model_type && strcmp(config->model_type, "gpt_oss") == 0 && is_expert(t);
+        *quantize = config->model_type && strcmp(config->model_type, "gpt_oss") == 0 && is_expert(t);
     } else if (!nbl__hf_is_extra_layer(config->layers, t->name)) {
         nbl__linear_verdict verdict = nbl__hf_is_linear(config->model_type, p->tied, t->name, t->rank);
         NBL_CHECK(v->ctx, verdict != NBL_LINEAR_REFUSE, NBL_ERROR_UNSUPPORTED, "%s: models of type \"%s\" %s",
                   v->checkpoint->path, config->model_type, nbl__hf_refusal(config->model_type));
-        *quantise = verdict == NBL_LINEAR_YES;
+        *quantize = verdict == NBL_LINEAR_YES;
     }
-    if (!*quantise || nbl__elements(t) == 0) return *quantise = false, NBL_OK;
+    if (!*quantize || nbl__elements(t) == 0) return *quantize = false, NBL_OK;
     bool skipped;
     NBL_TRY(is_skipped(v->ctx, p, t->name, &skipped));
-    if (skipped) return *quantise = false, NBL_OK;
+    if (skipped) return *quantize = false, NBL_OK;
     NBL_CHECK(v->ctx, nbl__is_compute(t->weight.dtype), NBL_ERROR_DTYPE,
               "%s: tensor \"%s\" is %s; only f32, f16 and bf16 can be quantized", t->file, t->name,
               nbl_dtype_name(t->weight.dtype));
@@ -113,7 +113,7 @@ static nbl_status wanted(nbl__conversion *v, const plan *p, const nbl_quantize_o
  * head. */
 static bool is_tied(const nbl_checkpoint *c)
 {
-    if (c->config.tied != NBL_TIED_UNTOLD) return c->config.tied == NBL_TIED_YES;
+    if (c->config.tied != NBL_TIED_UNSET) return c->config.tied == NBL_TIED_YES;
     for (int64_t i = 0; i < c->tensor_count; i++)
         if (nbl__ends_with(c->tensors[i].name, NBL_WEIGHT_OF(NBL_MODULE_HEAD))) return false;
     return true;
@@ -127,11 +127,11 @@ static nbl_status declare(nbl__conversion *v, plan *p, const nbl_quantize_option
     p->tied = is_tied(c);
     for (int64_t i = 0; i < c->tensor_count; i++) {
         const nbl_tensor_info *t = &c->tensors[i];
-        bool quantise;
-        NBL_TRY(wanted(v, p, options, t, &quantise));
-        if (quantise) NBL_TRY(nbl__encoded_declare(v, i, t, options, &p->encoded[i]));
+        bool quantize;
+        NBL_TRY(wanted(v, p, options, t, &quantize));
+        if (quantize) NBL_TRY(nbl__encoded_declare(v, i, t, options, &p->encoded[i]));
         else NBL_TRY(nbl__declare_copy(v, i, t, &p->encoded[i].data));
-        v->report.converted += quantise;
+        v->report.converted += quantize;
     }
     NBL_CHECK(v->ctx, v->report.converted > 0, NBL_ERROR_UNSUPPORTED,
               "%s: no weight here can be quantized to %s%s", c->path, nbl_format_name(options->format),
@@ -201,7 +201,7 @@ static nbl_status run(nbl__conversion *v, plan *p, const char *out, const nbl_qu
     NBL_TRY(nbl__conversion_begin(v, out, options->shard_size));
     for (int64_t i = 0; i < v->checkpoint->tensor_count; i++) {
         const nbl_tensor_info *t = &v->checkpoint->tensors[i];
-        NBL_TRY(nbl__writer_begin_group(v->writer, v->output, i));
+        NBL_TRY(nbl__safetensors_writer_begin_group(v->writer, v->output, i));
         if (p->encoded[i].format == NBL_FORMAT_DENSE) NBL_TRY(nbl__write_copy(v, t, p->encoded[i].data));
         else NBL_TRY(nbl__encoded_write(v, t, options, &p->encoded[i]));
     }

@@ -37,7 +37,7 @@ static int hex(char c)
 
 /* Compares what token i spells with a text. Returns the number of bytes it spells. *matched: how
  * many of them, from the first, the text begins with. */
-static size_t spell(const aligner *s, int64_t i, const char *text, size_t size, size_t *matched)
+static size_t match_token(const aligner *s, int64_t i, const char *text, size_t size, size_t *matched)
 {
     const nbl__added_token *added = nbl__added_get(&s->tokenizer->added, s->ids[i]);
     nbl_string token = nbl_tokenizer_token(s->tokenizer, s->ids[i]);
@@ -71,7 +71,7 @@ static bool agrees(const aligner *s, int64_t i, const char *text, size_t size, s
 {
     size_t begin = at;
     for (; i < s->count; i++) {
-        size_t matched, length = spell(s, i, text + at, size - at, &matched);
+        size_t matched, length = match_token(s, i, text + at, size - at, &matched);
         if (matched < length) return false;
         at += length;
         if (at - begin >= AGREEMENT || (length && nbl__added_get(&s->tokenizer->added, s->ids[i])))
@@ -137,7 +137,7 @@ void nbl__align_tokens(const nbl_tokenizer *tokenizer, const char *text, size_t 
         s.byte_level |= tokenizer->pre_tokenizers[i].kind == NBL_PRE_BYTE_LEVEL;
     size_t at = 0, matched, length; /* at: end of the bytes assigned so far */
     for (int64_t i = 0; i < count;) {
-        length = spell(&s, i, text + at, size - at, &matched);
+        length = match_token(&s, i, text + at, size - at, &matched);
         if (matched == length) {
             begins[i] = at;
             at = ends[i] = with_spaces(&s, i, text, size, at + length);
@@ -149,7 +149,7 @@ void nbl__align_tokens(const nbl_tokenizer *tokenizer, const char *text, size_t 
         find_agreement(&s, i, text, size, at, &next, &position);
         if (next == i) { /* bytes that no token spells: token i gets them */
             begins[i] = at;
-            length = spell(&s, i, text + position, size - position, &matched);
+            length = match_token(&s, i, text + position, size - position, &matched);
             at = ends[i] = with_spaces(&s, i, text, size, position + length);
             i++;
             continue;

@@ -58,7 +58,7 @@ static nbl_status encode(nbl_chat_encoder *e, nbl__arena *arena, nbl_string row)
 }
 
 /* Copies a list for the caller, who frees it with nbl_ids_free. */
-static nbl_status hand_out(nbl_context *ctx, const int32_t *from, int64_t count, nbl_ids *to)
+static nbl_status copy_ids(nbl_context *ctx, const int32_t *from, int64_t count, nbl_ids *to)
 {
     NBL_TRY(NBL_ALLOC(ctx, to->ids, count));
     memcpy(to->ids, from, (size_t)count * sizeof *from);
@@ -77,8 +77,8 @@ nbl_status nbl_chat_encoder_row(nbl_chat_encoder *e, const char *where, nbl_stri
     if (status != NBL_OK) status = nbl__fail_within(ctx, status, "%s", where);
     nbl__arena_free(&arena);
     if (status != NBL_OK || e->row.count == 0) return status;
-    status = hand_out(ctx, e->row.ids, e->row.count, ids);
-    if (status == NBL_OK) status = hand_out(ctx, e->row.labels, e->row.count, labels);
+    status = copy_ids(ctx, e->row.ids, e->row.count, ids);
+    if (status == NBL_OK) status = copy_ids(ctx, e->row.labels, e->row.count, labels);
     if (status != NBL_OK) nbl_ids_free(ctx, ids);
     return status;
 }

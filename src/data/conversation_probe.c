@@ -142,7 +142,7 @@ static nbl_status add_probe(nbl__conversation *k, const nbl__pieces *pieces, siz
     memcpy(copy, text->text + range.begin, before);
     memcpy(copy + before, dummy.text, dummy.size);
     memcpy(copy + before + dummy.size, text->text + end, behind);
-    *probe = (nbl__part){.text = copy, .size = before + dummy.size + behind, .mask = NBL_MASK_PROBE};
+    *probe = (nbl__part){.text = copy, .size = before + dummy.size + behind, .mask = NBL_LOSS_MASK_PROBE};
     probe->probe = range;
     example_text->part_count++;
     return NBL_OK;

@@ -320,7 +320,7 @@ static nbl_status fill(nbl__data *d, int64_t vocabulary)
                  "token "
                  "that ends a turn in the chat template",
                  config->file);
-    NBL_TRY(nbl__data_hold(d));
+    NBL_TRY(nbl__data_split_validation(d));
     return nbl__data_measure(d);
 }
 
@@ -355,7 +355,7 @@ void nbl__data_close(nbl__data *d)
     nbl__row_encoder_close(&d->encoder);
     nbl__free(ctx, d->entries, (size_t)d->room * sizeof *d->entries);
     nbl__duplicates_free(&d->seen, ctx);
-    nbl__free(ctx, d->held, (size_t)d->count * sizeof *d->held);
+    nbl__free(ctx, d->is_validation, (size_t)d->count * sizeof *d->is_validation);
     nbl__labelled_free(&d->row);
     nbl__arena_free(&d->kept);
     nbl__free(ctx, d, sizeof *d);
@@ -387,12 +387,12 @@ const char *nbl__data_dropped(const nbl__data_counts *c, char text[NBL_DROPPED_T
 
 int64_t nbl__data_held_count(const nbl__data *d)
 {
-    return d->held_count;
+    return d->validation_count;
 }
 
 nbl__example_kind nbl__data_kind(const nbl__data *d, int64_t index)
 {
-    return (nbl__example_kind){.held = d->held_count && d->held[index],
+    return (nbl__example_kind){.is_validation = d->validation_count && d->is_validation[index],
                                .text = d->config->datasets[d->entries[index].source].type != NBL_DATA_TOKENS};
 }
 

@@ -55,9 +55,9 @@ nbl_status nbl__data_example(nbl__data *data, int64_t index, nbl__example *examp
 
 /* The number of validation examples (val_set_size). */
 int64_t nbl__data_held_count(const nbl__data *data);
-/* held: it is a validation example. text: its row was text, not token ids. */
+/* is_validation: not trained on. text: its row was text, not token ids. */
 typedef struct nbl__example_kind {
-    bool held, text;
+    bool is_validation, text;
 } nbl__example_kind;
 nbl__example_kind nbl__data_kind(const nbl__data *data, int64_t index);
 /* The tokenizer for rows of text; NULL: all rows are token ids. *ends: the tokens that end a

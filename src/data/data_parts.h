@@ -28,8 +28,8 @@ struct nbl__data {
     nbl__rows *sources;          /* one per dataset */
     nbl__example_entry *entries; /* one per example, in the order of the files */
     int64_t count, room;
-    bool *held; /* [count] the example is for validation */
-    int64_t held_count;
+    bool *is_validation; /* [count] the example is for validation */
+    int64_t validation_count;
     int64_t max_tokens, max_sequences; /* upper bounds for a micro-batch of any epoch */
     nbl__data_counts counts;
     /* conversations: trained turns, and those whose end token is trained too */
@@ -44,8 +44,8 @@ struct nbl__data {
 };
 
 /* Chooses the validation examples. Called once, after all rows are read. */
-nbl_status nbl__data_hold(nbl__data *data);
-/* Computes max_tokens and max_sequences. Called once, after nbl__data_hold. */
+nbl_status nbl__data_split_validation(nbl__data *data);
+/* Computes max_tokens and max_sequences. Called once, after nbl__data_split_validation. */
 nbl_status nbl__data_measure(nbl__data *data);
 
 /* Permutes order[0..count). The permutation depends only on count, seed, stream and number. */

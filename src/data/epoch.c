@@ -40,22 +40,22 @@ void nbl__shuffle(int64_t *order, int64_t count, uint64_t seed, uint32_t stream,
 
 /* ---- validation ---- */
 
-nbl_status nbl__data_hold(nbl__data *d)
+nbl_status nbl__data_split_validation(nbl__data *d)
 {
     double size = d->config->val_set_size;
     int64_t *order;
-    NBL_TRY(NBL_ALLOC(d->ctx, d->held, d->count));
+    NBL_TRY(NBL_ALLOC(d->ctx, d->is_validation, d->count));
     if (!(size > 0)) return NBL_OK;
     /* rounded as scikit-learn does */
     double held = size < 1 ? ceil(size * (double)d->count) : floor(size);
     NBL_CHECK(d->ctx, held < (double)d->count, NBL_ERROR_ARGUMENT,
               "%s: val_set_size: %g of %" PRId64 " examples leaves none to train on", d->config->file, size,
               d->count);
-    d->held_count = (int64_t)held;
+    d->validation_count = (int64_t)held;
     NBL_TRY(NBL_ALLOC(d->ctx, order, d->count));
     for (int64_t i = 0; i < d->count; i++) order[i] = i;
     nbl__shuffle(order, d->count, d->config->seed, STREAM_HOLD, 0);
-    for (int64_t i = 0; i < d->held_count; i++) d->held[order[i]] = true;
+    for (int64_t i = 0; i < d->validation_count; i++) d->is_validation[order[i]] = true;
     nbl__free(d->ctx, order, (size_t)d->count * sizeof *order);
     return NBL_OK;
 }
@@ -155,7 +155,7 @@ static nbl_status make(nbl__data *d, int64_t number, bool validation, nbl__epoch
     bool packed = validation ? d->config->eval_sample_packing : d->config->sample_packing;
     int64_t count = 0, bins;
     for (int64_t i = 0; i < d->count; i++)
-        if (d->held[i] == validation) e->order[count++] = i;
+        if (d->is_validation[i] == validation) e->order[count++] = i;
     if (!in_order) nbl__shuffle(e->order, count, d->config->seed, STREAM_ORDER, (uint64_t)number);
     if (packed && count) {
         packing p = {.count = count};
@@ -202,14 +202,14 @@ static nbl_status measure(nbl__data *d, bool validation)
     bool packed = validation ? d->config->eval_sample_packing : d->config->sample_packing;
     int64_t count = 0, total = 0, longest = 0, tokens = 0, sequences = 0, *with;
     for (int64_t i = 0; i < d->count; i++) {
-        if (d->held[i] != validation) continue;
+        if (d->is_validation[i] != validation) continue;
         count++;
         total += d->entries[i].tokens;
         longest = nbl__max_i64(longest, d->entries[i].tokens);
     }
     NBL_TRY(NBL_ALLOC(d->ctx, with, longest + 1));
     for (int64_t i = 0; i < d->count; i++)
-        if (d->held[i] == validation) with[d->entries[i].tokens]++;
+        if (d->is_validation[i] == validation) with[d->entries[i].tokens]++;
     int64_t batch = nbl__min_i64(d->config->micro_batch_size, count);
     if (packed) {
         if (__builtin_mul_overflow(batch, d->config->sequence_len, &tokens) || tokens > total) tokens = total;
@@ -235,7 +235,7 @@ static nbl_status measure(nbl__data *d, bool validation)
 nbl_status nbl__data_measure(nbl__data *d)
 {
     NBL_TRY(measure(d, false));
-    return d->held_count ? measure(d, true) : NBL_OK;
+    return d->validation_count ? measure(d, true) : NBL_OK;
 }
 
 void nbl__data_largest(const nbl__data *d, int64_t *tokens, int64_t *sequences)

@@ -12,9 +12,9 @@
 #include "text/tokenizer/tokenizer.h"
 #include "run/run_config.h"
 
-typedef struct nbl__tensor_span {
+typedef struct nbl__text_span {
     size_t begin, end; /* bytes [begin, end) of a part's text */
-} nbl__tensor_span;
+} nbl__text_span;
 
 /* A probe finds the tokens of one turn (conversation_probe.c). Its text is bytes [begin, end) of
  * the conversation's text with the turn's content replaced by a dummy. The tokens that differ are
@@ -32,14 +32,14 @@ typedef struct nbl__probe {
     bool trained;        /* the turn's content is trained */
 } nbl__probe;
 
-typedef enum nbl__mask_rule {
-    NBL_MASK_NONE,  /* no token is trained */
-    NBL_MASK_ALL,   /* every token is trained */
-    NBL_MASK_MARKS, /* trained: the spans, which {% generation %} covers in the template */
+typedef enum nbl__loss_mask {
+    NBL_LOSS_MASK_NONE,  /* no token is trained */
+    NBL_LOSS_MASK_ALL,   /* every token is trained */
+    NBL_LOSS_MASK_MARKS, /* trained: the spans, which {% generation %} covers in the template */
     /* trained: what differs from the probes that follow, and end tokens by train_on_eos */
-    NBL_MASK_TURNS,
-    NBL_MASK_PROBE /* a probe of the preceding part; its tokens are not part of the example */
-} nbl__mask_rule;
+    NBL_LOSS_MASK_TURNS,
+    NBL_LOSS_MASK_PROBE /* a probe of the preceding part; its tokens are not part of the example */
+} nbl__loss_mask;
 
 typedef struct nbl__part {
     const char *text;
@@ -47,11 +47,11 @@ typedef struct nbl__part {
     bool opens; /* begins with the tokens that the tokenizer puts before a text (BOS) */
     /* ends with those it puts after a text, and with EOS unless that is the last one */
     bool closes;
-    nbl__mask_rule mask;
-    const nbl__tensor_span *spans; /* NBL_MASK_MARKS only */
+    nbl__loss_mask mask;
+    const nbl__text_span *spans; /* NBL_LOSS_MASK_MARKS only */
     int64_t span_count;
-    nbl__probe probe;  /* NBL_MASK_PROBE only */
-    int64_t cut_count; /* NBL_MASK_TURNS only: number of cutting tokens found in the text */
+    nbl__probe probe;  /* NBL_LOSS_MASK_PROBE only */
+    int64_t cut_count; /* NBL_LOSS_MASK_TURNS only: number of cutting tokens found in the text */
 } nbl__part;
 
 typedef struct nbl__example_text {

@@ -194,7 +194,7 @@ static nbl_status take_marks(const nbl__conversation *k, const nbl_rendering *re
 {
     int64_t count = 0, start, end;
     while (nbl_rendering_span(rendering, count, &start, &end)) count++;
-    nbl__tensor_span *list = nbl__arena_alloc(k->arena, (size_t)count * sizeof *list);
+    nbl__text_span *list = nbl__arena_alloc(k->arena, (size_t)count * sizeof *list);
     if (list == NULL) return NBL_ERROR_MEMORY;
     size_t at = 0;
     int64_t character = 0;
@@ -203,7 +203,7 @@ static nbl_status take_marks(const nbl__conversation *k, const nbl_rendering *re
         if (start < character) at = 0, character = 0; /* a nested block ended first: start over */
         for (; character < start && at < text.size; character++)
             at += (size_t)nbl__utf8_length(text.text + at, text.text + text.size);
-        list[i] = (nbl__tensor_span){at, at};
+        list[i] = (nbl__text_span){at, at};
         for (; character < end && at < text.size; character++)
             at += (size_t)nbl__utf8_length(text.text + at, text.text + text.size);
         list[i].end = at;
@@ -241,7 +241,8 @@ nbl_status nbl__example_chat(const nbl__row_encoder *encoder, const nbl__dataset
         if (text.size) memcpy(copy, text.text, text.size);
         bool marks = uses_marks(&k);
         example_text->part_count = 1;
-        *part = (nbl__part){.text = copy, .size = text.size, .mask = marks ? NBL_MASK_MARKS : NBL_MASK_TURNS};
+        *part = (nbl__part){
+            .text = copy, .size = text.size, .mask = marks ? NBL_LOSS_MASK_MARKS : NBL_LOSS_MASK_TURNS};
         status = marks ? take_marks(&k, rendering, text, part) : nbl__conversation_probe(&k, example_text);
     }
     nbl_rendering_free(rendering);

@@ -72,9 +72,10 @@ static nbl_status example_alpaca(const nbl__row_encoder *s, nbl__arena *arena, c
     example_text->parts[0] = (nbl__part){.text = prompt,
                                          .size = size,
                                          .opens = true,
-                                         .mask = s->config->train_on_inputs ? NBL_MASK_ALL : NBL_MASK_NONE};
+                                         .mask = s->config->train_on_inputs ? NBL_LOSS_MASK_ALL
+                                                                            : NBL_LOSS_MASK_NONE};
     example_text->parts[1] = (nbl__part){
-        .text = output.text, .size = output.size, .closes = true, .mask = NBL_MASK_ALL};
+        .text = output.text, .size = output.size, .closes = true, .mask = NBL_LOSS_MASK_ALL};
     return NBL_OK;
 }
 
@@ -87,7 +88,7 @@ static nbl_status example_completion(const nbl__row_encoder *s, const nbl__datas
     NBL_TRY(take_text(s, row, dataset->field_text ? dataset->field_text : "text", true, &text));
     NBL_TRY(make_parts(arena, 1, example_text));
     example_text->parts[0] = (nbl__part){
-        .text = text.text, .size = text.size, .opens = true, .closes = true, .mask = NBL_MASK_ALL};
+        .text = text.text, .size = text.size, .opens = true, .closes = true, .mask = NBL_LOSS_MASK_ALL};
     return NBL_OK;
 }
 
@@ -112,10 +113,10 @@ static nbl_status example_segments(const nbl__row_encoder *s, nbl__arena *arena,
         NBL_CHECK(s->ctx, nbl__json_is(label, NBL_JSON_TRUE) || nbl__json_is(label, NBL_JSON_FALSE),
                   NBL_ERROR_FORMAT, "segment %" PRId64 ": \"label\" is %s", i + 1,
                   label ? "neither true nor false" : "missing");
-        example_text->parts[i] = (nbl__part){.text = text->string,
-                                             .size = (size_t)text->count,
-                                             .mask = all || label->type == NBL_JSON_TRUE ? NBL_MASK_ALL
-                                                                                         : NBL_MASK_NONE};
+        example_text->parts[i] = (nbl__part){
+            .text = text->string,
+            .size = (size_t)text->count,
+            .mask = all || label->type == NBL_JSON_TRUE ? NBL_LOSS_MASK_ALL : NBL_LOSS_MASK_NONE};
     }
     return NBL_OK;
 }

@@ -207,7 +207,7 @@ static nbl_status label_turns(const nbl__row_encoder *s, const nbl__dataset_conf
  * overlaps the first character to the first token that overlaps the last character. Returns true
  * if an end-of-turn token is among them. */
 static bool train_mark(const nbl__row_encoder *s, const token_spans *p, const char *text, size_t size,
-                       nbl__tensor_span mark)
+                       nbl__text_span mark)
 {
     bool ended = false;
     if (mark.begin >= mark.end) return false;
@@ -260,14 +260,15 @@ static nbl_status add_frame(const nbl__row_encoder *s, bool behind, bool trained
 static nbl_status add_part(const nbl__row_encoder *s, const nbl__dataset_config *dataset, nbl__arena *arena,
                            const nbl__part *part, int64_t count, const nbl_ids *list, nbl__labelled *out)
 {
-    bool trained = part->mask == NBL_MASK_ALL;
+    bool trained = part->mask == NBL_LOSS_MASK_ALL;
     if (part->opens) NBL_TRY(add_frame(s, false, trained, out));
     int64_t first = out->count;
     NBL_TRY(reserve(out, first + list->count));
     for (int64_t i = 0; i < list->count; i++) NBL_TRY(nbl__labelled_add(out, list->ids[i], trained));
     token_spans p = {.ids = out->ids + first, .labels = out->labels + first, .count = list->count};
-    if (part->mask == NBL_MASK_MARKS) NBL_TRY(label_marks(s, arena, part, &p, out));
-    if (part->mask == NBL_MASK_TURNS) NBL_TRY(label_turns(s, dataset, arena, part, count, list, &p, out));
+    if (part->mask == NBL_LOSS_MASK_MARKS) NBL_TRY(label_marks(s, arena, part, &p, out));
+    if (part->mask == NBL_LOSS_MASK_TURNS)
+        NBL_TRY(label_turns(s, dataset, arena, part, count, list, &p, out));
     if (!part->closes) return NBL_OK;
     NBL_TRY(add_frame(s, true, trained, out));
     if (out->count == 0 || out->ids[out->count - 1] != s->eos)
@@ -289,7 +290,8 @@ nbl_status nbl__example_label(const nbl__row_encoder *s, const nbl__dataset_conf
     }
     for (int64_t i = 0, next; i < example_text->part_count; i = next) {
         for (next = i + 1;
-             next < example_text->part_count && example_text->parts[next].mask == NBL_MASK_PROBE; next++) {}
+             next < example_text->part_count && example_text->parts[next].mask == NBL_LOSS_MASK_PROBE;
+             next++) {}
         NBL_TRY(add_part(s, dataset, arena, &example_text->parts[i], next - i, &lists[i], out));
     }
     for (int64_t i = 0; i < out->count; i++)

@@ -250,12 +250,12 @@ nbl_status nbl__row_encoder_borrow(nbl_model *model, const nbl__run_config *conf
                             .own_bos = -1};
     NBL_CHECK(s->ctx, template->count, NBL_ERROR_NOT_FOUND, "%s: no chat template", config->base_model);
     int32_t found[MAX_ENDS];
-    int64_t count = nbl__min_i64(nbl_model_ends(model, found, MAX_ENDS), MAX_ENDS);
+    int64_t count = nbl__min_i64(nbl_model_eos_ids(model, found, MAX_ENDS), MAX_ENDS);
     NBL_TRY(NBL_ALLOC(s->ctx, s->ends, MAX_ENDS));
     NBL_TRY(NBL_ALLOC(s->ctx, s->eots, MAX_ENDS));
     s->eos = find_token(s, "eos_token");
     add_end(s, s->eos);
-    add_end(s, nbl_model_adapter_end(model, tokenizer));
+    add_end(s, nbl_model_adapter_eos_id(model, tokenizer));
     for (int64_t i = 0; i < count; i++) add_end(s, found[i]);
     if (s->eos < 0 && s->end_count) s->eos = s->ends[0];
     memcpy(s->eots, s->ends, (size_t)s->end_count * sizeof *s->eots);

@@ -72,7 +72,7 @@ nbl_status nbl_run_data(nbl_run *run, nbl_data_summary *summary)
                               .trained_tokens = counts.trained_tokens,
                               .truncated = counts.truncated,
                               .dropped = counts.dropped,
-                              .validation = run->data->held_count,
+                              .validation = run->data->validation_count,
                               .too_long = counts.too_long,
                               .bad = counts.bad,
                               .untrained = counts.untrained,
@@ -98,8 +98,8 @@ static nbl_status find_tokenizer(nbl_run *run, nbl_tokenizer **tokenizer)
 }
 
 /* *text: the ids as text, in the memory of previews; without a tokenizer the ids as numbers. */
-static nbl_status spell(nbl_run *run, nbl_tokenizer *tokenizer, const int32_t *ids, int64_t count,
-                        nbl_string *text)
+static nbl_status ids_to_text(nbl_run *run, nbl_tokenizer *tokenizer, const int32_t *ids, int64_t count,
+                              nbl_string *text)
 {
     char *decoded, *copy;
     size_t size;
@@ -134,7 +134,7 @@ static nbl_status show(nbl_run *run, const nbl__example *example, nbl_preview *p
         bool trained = labels[begin] != -100;
         for (end = begin + 1; end < count && (labels[end] != -100) == trained; end++) {}
         list[parts] = (nbl_preview_part){.tokens = end - begin, .trained = trained};
-        NBL_TRY(spell(run, tokenizer, ids + begin, end - begin, &list[parts].text));
+        NBL_TRY(ids_to_text(run, tokenizer, ids + begin, end - begin, &list[parts].text));
         if (trained) preview->trained_tokens += end - nbl__max_i64(begin, 1);
     }
     preview->ids = ids;

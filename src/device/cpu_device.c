@@ -6,7 +6,7 @@ static const nbl__impl *const *impls(const nbl__op *op)
     return op->impls;
 }
 
-static size_t kept(const nbl__impl *impl, const void *arguments)
+static size_t saved_bytes(const nbl__impl *impl, const void *arguments)
 {
     (void)impl, (void)arguments;
     return 0;
@@ -31,7 +31,7 @@ static void *alloc(nbl_context *ctx, size_t bytes, bool cleared)
     return nbl__alloc(ctx, bytes);
 }
 
-static uint64_t left(nbl_context *ctx)
+static uint64_t bytes_free(nbl_context *ctx)
 {
     (void)ctx;
     return nbl__memory_available();
@@ -60,14 +60,14 @@ static nbl_status copy(nbl_context *ctx, void *to, const void *from, size_t byte
     return NBL_OK;
 }
 
-static nbl_status lend(nbl_context *ctx, void *memory, size_t bytes, bool read, void **host)
+static nbl_status map_host(nbl_context *ctx, void *memory, size_t bytes, bool read, void **host)
 {
     (void)ctx, (void)bytes, (void)read;
     *host = memory;
     return NBL_OK;
 }
 
-static nbl_status give_back(nbl_context *ctx, void *memory, const void *host, size_t bytes)
+static nbl_status unmap_host(nbl_context *ctx, void *memory, const void *host, size_t bytes)
 {
     (void)ctx, (void)memory, (void)host, (void)bytes;
     return NBL_OK;
@@ -104,12 +104,12 @@ const nbl__device nbl__cpu = {
     .name = "CPU",
     .operations_per_host_byte = 12000, /* nothing crosses a bus: tests plan as for a usual device */
     .impls = impls,
-    .kept = kept,
+    .saved_bytes = saved_bytes,
     .dequantize = dequantize,
     .machine = machine,
     .alloc = alloc,
     .free = nbl__free,
-    .left = left,
+    .bytes_free = bytes_free,
     .alloc_host = nbl__alloc,
     .free_host = nbl__free,
     .borrow_scratch = borrow_scratch,
@@ -117,10 +117,10 @@ const nbl__device nbl__cpu = {
     .fill = fill,
     .write = copy,
     .read = copy,
-    .write_later = copy,
-    .read_later = copy,
-    .lend = lend,
-    .give_back = give_back,
+    .write_async = copy,
+    .read_async = copy,
+    .map_host = map_host,
+    .unmap_host = unmap_host,
     .offload_open = offload_open,
     .wait = wait,
     .event_record = event_record,

@@ -32,13 +32,14 @@ typedef struct nbl__device {
     bool profiles; /* plans log where their time goes; timers_open … timer_elapsed exist */
     bool debugs;   /* every operator is waited for, so that a fault is told with its name */
     /* What builders of graphs choose between, where both give the same function: */
-    bool splits_mlp;      /* training, prefill: gate_up, act, down instead of one mlp operator */
-    bool joins_attention; /* generation: RoPE, cache write and attention in one operator (attention_step) */
-    bool joins_norm_rope; /* training: q/k norm and RoPE in one operator (norm_rope) */
+    bool splits_mlp; /* training, prefill: gate_up, act, down instead of one mlp operator */
+    /* generation: RoPE, cache write and attention in one operator (attention_step) */
+    bool fuses_rope_attention;
+    bool fuses_norm_rope; /* training: q/k norm and RoPE in one operator (norm_rope) */
     /* Operations that it does while one byte goes to the host's memory or comes from there. */
     int64_t operations_per_host_byte;
     /* Bytes of its memory that it takes beside all that is allocated: contexts, libraries, kernels. */
-    uint64_t bytes_beside;
+    uint64_t overhead_bytes;
     /* NBL_DEVICE_MAILBOX bytes of host memory that operators can write; NULL unless separate_memory. */
     void *mailbox;
 
@@ -46,8 +47,9 @@ typedef struct nbl__device {
 
     /* The implementations of an operator, best first, NULL at the end. Empty: it has none. */
     const nbl__impl *const *(*impls)(const nbl__op *op);
-    /* Bytes that a forward call can leave for its backward call, which saves work there (nbl__call.kept); 0: none. */
-    size_t (*kept)(const nbl__impl *impl, const void *arguments);
+    /* Bytes that a forward call can leave for its backward call, which saves work there (nbl__call.saved); 0:
+     * none. */
+    size_t (*saved_bytes)(const nbl__impl *impl, const void *arguments);
     /* Decodes all of a weight, whose data lies in the device's memory, into other memory of the device. */
     nbl_status (*dequantize)(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, void *to);
     /* What the last bits of results depend on beside arguments: an instruction set ("avx2"), a product's name. */
@@ -59,7 +61,7 @@ typedef struct nbl__device {
     void *(*alloc)(nbl_context *ctx, size_t bytes, bool cleared);
     void (*free)(nbl_context *ctx, void *memory, size_t bytes); /* waits for its users; NULL is allowed */
     /* Bytes that could be had now, less what is the system's to keep; 0: unknown. */
-    uint64_t (*left)(nbl_context *ctx);
+    uint64_t (*bytes_free)(nbl_context *ctx);
     /* Memory of the host that copies run fast from and to; not cleared. */
     void *(*alloc_host)(nbl_context *ctx, size_t bytes);
     void (*free_host)(nbl_context *ctx, void *host, size_t bytes); /* waits as well; NULL is allowed */
@@ -74,13 +76,14 @@ typedef struct nbl__device {
     nbl_status (*write)(nbl_context *ctx, void *to, const void *host, size_t bytes);
     nbl_status (*read)(nbl_context *ctx, void *host, const void *from, size_t bytes);
     /* These return at once. The host's memory (of alloc_host) must stay as it is until an event after them. */
-    nbl_status (*write_later)(nbl_context *ctx, void *to, const void *host, size_t bytes);
-    nbl_status (*read_later)(nbl_context *ctx, void *host, const void *from, size_t bytes);
-    /* Lends a piece of memory to the host: the memory itself, or a copy. With `read` the copy holds what is there; else
-     * anything. Valid until the next call of `lend`, or the next operator. */
-    nbl_status (*lend)(nbl_context *ctx, void *memory, size_t bytes, bool read, void **host);
-    /* Makes what the host has written to a lent piece count. */
-    nbl_status (*give_back)(nbl_context *ctx, void *memory, const void *host, size_t bytes);
+    nbl_status (*write_async)(nbl_context *ctx, void *to, const void *host, size_t bytes);
+    nbl_status (*read_async)(nbl_context *ctx, void *host, const void *from, size_t bytes);
+    /* Makes a piece of memory readable and writable for the host: the memory itself, or a copy. With `read`
+     * the copy holds what is there; else anything. Valid until the next call of `map_host`, or the next
+     * operator. */
+    nbl_status (*map_host)(nbl_context *ctx, void *memory, size_t bytes, bool read, void **host);
+    /* Makes what the host has written to a mapped piece count. */
+    nbl_status (*unmap_host)(nbl_context *ctx, void *memory, const void *host, size_t bytes);
     /* Call before the first step of ops/elementwise/offload_copy.h. */
     nbl_status (*offload_open)(nbl_context *ctx);
 

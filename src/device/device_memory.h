@@ -18,27 +18,28 @@ static inline nbl_status nbl__memory_clear(nbl_context *ctx, void *memory, size_
     return nbl__device_of(ctx)->fill(ctx, memory, 0, bytes);
 }
 /* Bytes that could be had now; 0: unknown. */
-static inline uint64_t nbl__memory_left(nbl_context *ctx)
+static inline uint64_t nbl__memory_bytes_free(nbl_context *ctx)
 {
-    return nbl__device_of(ctx)->left(ctx);
+    return nbl__device_of(ctx)->bytes_free(ctx);
 }
 /* Bytes that the device takes beside all that is allocated. */
-static inline uint64_t nbl__memory_beside(const nbl_context *ctx)
+static inline uint64_t nbl__memory_overhead_bytes(const nbl_context *ctx)
 {
-    return nbl__device_of(ctx)->bytes_beside;
+    return nbl__device_of(ctx)->overhead_bytes;
 }
-/* Lends memory to the host, one piece at a time. Call nbl__memory_return after writing to it. */
-static inline nbl_status nbl__memory_lend(nbl_context *ctx, void *memory, size_t bytes, bool read,
-                                          void **host)
+/* Maps memory for the host, one piece at a time. Call nbl__memory_unmap_host after writing to it. */
+static inline nbl_status nbl__memory_map_host(nbl_context *ctx, void *memory, size_t bytes, bool read,
+                                              void **host)
 {
-    return nbl__device_of(ctx)->lend(ctx, memory, bytes, read, host);
+    return nbl__device_of(ctx)->map_host(ctx, memory, bytes, read, host);
 }
-static inline nbl_status nbl__memory_return(nbl_context *ctx, void *memory, size_t bytes, const void *host)
+static inline nbl_status nbl__memory_unmap_host(nbl_context *ctx, void *memory, size_t bytes,
+                                                const void *host)
 {
-    return nbl__device_of(ctx)->give_back(ctx, memory, host, bytes);
+    return nbl__device_of(ctx)->unmap_host(ctx, memory, host, bytes);
 }
 /* Copies from the host. */
-static inline nbl_status nbl__memory_put(nbl_context *ctx, void *memory, const void *host, size_t bytes)
+static inline nbl_status nbl__memory_write(nbl_context *ctx, void *memory, const void *host, size_t bytes)
 {
     return nbl__device_of(ctx)->write(ctx, memory, host, bytes);
 }
@@ -56,9 +57,10 @@ static inline void nbl__memory_free_host(nbl_context *ctx, void *host, size_t by
     nbl__device_of(ctx)->free_host(ctx, host, bytes);
 }
 /* Copies to such memory what is there when all that was enqueued before is done; nbl__memory_wait tells when that is. */
-static inline nbl_status nbl__memory_fetch(nbl_context *ctx, void *host, const void *memory, size_t bytes)
+static inline nbl_status nbl__memory_read_async(nbl_context *ctx, void *host, const void *memory,
+                                                size_t bytes)
 {
-    return nbl__device_of(ctx)->read_later(ctx, host, memory, bytes);
+    return nbl__device_of(ctx)->read_async(ctx, host, memory, bytes);
 }
 static inline nbl_status nbl__memory_event_record(nbl_context *ctx, int64_t *event)
 {

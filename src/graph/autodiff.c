@@ -177,7 +177,7 @@ static nbl__value gradient_value(nbl__graph *g, const nbl__node *node, const nbl
 }
 
 /* Records that `gradient` belongs to `input`. */
-static void hand_on(nbl__graph *g, nbl__value input, nbl__value gradient)
+static void propagate_gradient(nbl__graph *g, nbl__value input, nbl__value gradient)
 {
     if (input == 0) return;
     if (g->values[input].trained) g->values[input].gradient = gradient;
@@ -300,8 +300,8 @@ static void differentiate_node(nbl__graph *g, int index)
     nbl__graph_add_step(g, index, true);
     for (const nbl__slot *slot = slots; slot->name; slot++) {
         if (slot->role != NBL_ROLE_GRADIENT || node.bound[slot - slots] == 0) continue;
-        hand_on(g, wanting(g, &node, slot->of), node.bound[slot - slots]);
-        hand_on(g, wanting(g, &node, slot->also), node.bound[slot - slots]);
+        propagate_gradient(g, wanting(g, &node, slot->of), node.bound[slot - slots]);
+        propagate_gradient(g, wanting(g, &node, slot->also), node.bound[slot - slots]);
     }
 }
 

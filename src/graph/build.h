@@ -9,8 +9,8 @@
  * function returns 0.
  *
  * These functions know operators, and no architecture. */
-#ifndef NBL_GRAPH_BUILD_H
-#define NBL_GRAPH_BUILD_H
+#ifndef NBL_BUILD_H
+#define NBL_BUILD_H
 
 #include "graph/graph.h"
 #include "ops/linear/linear_group.h"

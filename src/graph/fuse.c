@@ -79,7 +79,7 @@ static bool fuse_nodes(nbl__graph *g, const fusion *f, const nbl__node *first, c
     nbl__node_fill(g, fused, fused->bound, fused->arguments, NULL, NULL);
     const nbl__op *parts[] = {&f->first->forward, &f->second->forward};
     return f->fused->forward.infer(g->ctx, fused->arguments) == NBL_OK &&
-           nbl__op_joins(g->ctx, &f->fused->forward, parts, fused->arguments);
+           nbl__op_fuses(g->ctx, &f->fused->forward, parts, fused->arguments);
 }
 
 /* The outputs of a node say which node writes them. */

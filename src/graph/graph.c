@@ -336,9 +336,9 @@ void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *boun
 }
 
 /* slot->instead names a slot that backward reads in place of this one, if it is bound. */
-bool nbl__slot_kept(const nbl__family *family, const nbl__slot *slot, const nbl__value *bound)
+bool nbl__slot_is_saved(const nbl__family *family, const nbl__slot *slot, const nbl__value *bound)
 {
-    if (!slot->kept || slot->instead == NULL) return slot->kept;
+    if (!slot->saved || slot->instead == NULL) return slot->saved;
     return bound[nbl__slot_find(family, slot->instead) - family->slots] == 0;
 }
 

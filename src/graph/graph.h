@@ -29,7 +29,7 @@ typedef enum nbl__kind {
     /* dense tensor: norm weights, biases, adapters, and weights that are trained as a whole */
     NBL_KIND_PARAMETER,
     NBL_KIND_ACTIVATION, /* written and read within one run */
-    /* of a parameter, f32: backward adds to it until the optimiser clears it */
+    /* of a parameter, f32: backward adds to it until the optimizer clears it */
     NBL_KIND_GRADIENT,
     NBL_KIND_STATE, /* kept from run to run: KV caches */
     /* computed from weights and parameters when these change: DoRA weight norms */
@@ -170,7 +170,7 @@ void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *boun
                     nbl__address_fn address, void *user);
 
 /* True if the backward operator reads this slot, given the values bound. */
-bool nbl__slot_kept(const nbl__family *family, const nbl__slot *slot, const nbl__value *bound);
+bool nbl__slot_is_saved(const nbl__family *family, const nbl__slot *slot, const nbl__value *bound);
 
 /* ---- dropout ---- */
 

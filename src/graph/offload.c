@@ -138,7 +138,7 @@ static nbl_status add_step(rewrite *r, nbl__offload_copy arguments, nbl__value x
                         .layer = -1};
     r->steps[r->step_count++] = (nbl__planned_step){.node = node,
                                                     .op = &nbl__offload_copy_family.forward,
-                                                    .again = arguments.what == NBL_OFFLOAD_LOAD,
+                                                    .rerun = arguments.what == NBL_OFFLOAD_LOAD,
                                                     .bound = bound,
                                                     .arguments = a};
     if (made) *made = a;

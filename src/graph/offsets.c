@@ -21,28 +21,28 @@
 /* Order of placement: larger first; ties by lifetime. */
 static int larger_first(const void *a, const void *b)
 {
-    const nbl__piece *x = *(nbl__piece *const *)a, *y = *(nbl__piece *const *)b;
+    const nbl__allocation *x = *(nbl__allocation *const *)a, *y = *(nbl__allocation *const *)b;
     if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
     if (x->first != y->first) return x->first < y->first ? -1 : 1;
     return x->last < y->last ? -1 : x->last > y->last;
 }
 
-static bool live_together(const nbl__piece *a, const nbl__piece *b)
+static bool live_together(const nbl__allocation *a, const nbl__allocation *b)
 {
     return a->first <= b->last && b->first <= a->last;
 }
 
-size_t nbl__assign_offsets(nbl__piece **pieces, int count)
+size_t nbl__assign_offsets(nbl__allocation **allocations, int count)
 {
-    qsort(pieces, (size_t)count, sizeof *pieces, larger_first);
+    qsort(allocations, (size_t)count, sizeof *allocations, larger_first);
     size_t end = 0;
     for (int i = 0; i < count; i++) {
-        nbl__piece *it = pieces[i];
+        nbl__allocation *it = allocations[i];
         /* Pieces [0, i) have offsets and are sorted by them: take the first gap between those
          * alive at the same time. */
         size_t at = 0;
         for (int k = 0; k < i; k++) {
-            const nbl__piece *other = pieces[k];
+            const nbl__allocation *other = allocations[k];
             if (!live_together(it, other)) continue;
             if (other->offset >= at + it->bytes) break;
             if (other->offset + other->bytes > at) at = other->offset + other->bytes;
@@ -50,8 +50,8 @@ size_t nbl__assign_offsets(nbl__piece **pieces, int count)
         it->offset = at;
         if (at + it->bytes > end) end = at + it->bytes;
         int k = i;
-        for (; k > 0 && pieces[k - 1]->offset > at; k--) pieces[k] = pieces[k - 1];
-        pieces[k] = it;
+        for (; k > 0 && allocations[k - 1]->offset > at; k--) allocations[k] = allocations[k - 1];
+        allocations[k] = it;
     }
     return end;
 }
@@ -74,22 +74,23 @@ nbl__memory_class nbl__plan_class(const nbl__value_info *info)
 bool nbl__step_touches(const nbl__planned_step *step, const nbl__slot *slot)
 {
     if (slot->role == NBL_ROLE_COTANGENT || slot->role == NBL_ROLE_GRADIENT) return step->backward;
-    return !step->backward || nbl__slot_kept(step->node->family, slot, step->bound);
+    return !step->backward || nbl__slot_is_saved(step->node->family, slot, step->bound);
 }
 
 /* Lifetime of each value's memory: first and last step that touch it. A view extends its
  * source's lifetime. */
-static void measure_lives(const nbl__plan *plan, nbl__piece *lives)
+static void measure_lives(const nbl__plan *plan, nbl__allocation *lives)
 {
     const nbl__graph *g = plan->graph;
-    for (int v = 0; v <= g->value_count; v++) lives[v] = (nbl__piece){.first = plan->step_count, .last = -1};
+    for (int v = 0; v <= g->value_count; v++)
+        lives[v] = (nbl__allocation){.first = plan->step_count, .last = -1};
     for (int i = 0; i < plan->step_count; i++) {
         const nbl__planned_step *step = &plan->steps[i];
         const nbl__slot *slots = step->node->family->slots;
         for (const nbl__slot *slot = slots; slot->name; slot++) {
             nbl__value value = step->bound[slot - slots];
             if (value == 0 || !nbl__step_touches(step, slot)) continue;
-            nbl__piece *life = &lives[nbl__graph_storage(g, value)];
+            nbl__allocation *life = &lives[nbl__graph_storage(g, value)];
             if (i < life->first) life->first = i;
             if (i > life->last) life->last = i;
         }
@@ -110,33 +111,35 @@ nbl_status nbl__plan_value_bytes(const nbl__plan *plan, nbl__value value, size_t
 }
 
 /* Index of the first backward step; step_count if there is none. */
-static int turn_of(const nbl__plan *plan)
+static int first_backward_step(const nbl__plan *plan)
 {
-    int turn = 0;
-    while (turn < plan->step_count && !plan->steps[turn].backward) turn++;
-    return turn;
+    int first_backward = 0;
+    while (first_backward < plan->step_count && !plan->steps[first_backward].backward) first_backward++;
+    return first_backward;
 }
 
 bool nbl__plan_is_saved(const nbl__plan *plan, nbl__value value)
 {
-    const nbl__piece *life = &plan->lives[value];
-    int turn = turn_of(plan);
-    return life->bytes && life->first < turn && life->last >= turn && turn < plan->step_count;
+    const nbl__allocation *life = &plan->lives[value];
+    int first_backward = first_backward_step(plan);
+    return life->bytes && life->first < first_backward && life->last >= first_backward &&
+           first_backward < plan->step_count;
 }
 
 /* Bytes of all values that are written in forward and used in backward. */
 static size_t saved_bytes(const nbl__plan *plan)
 {
     size_t sum = 0;
-    int turn = turn_of(plan);
+    int first_backward = first_backward_step(plan);
     for (int v = 1; v <= plan->graph->value_count; v++)
-        if (plan->lives[v].bytes && plan->lives[v].first < turn && plan->lives[v].last >= turn)
+        if (plan->lives[v].bytes && plan->lives[v].first < first_backward &&
+            plan->lives[v].last >= first_backward)
             sum += plan->lives[v].bytes;
     return sum;
 }
 
 /* Appends the pieces of run values to `order`. Values of other classes get their offsets here. */
-static nbl_status measure_values(nbl__plan *plan, nbl__piece **order, int *count)
+static nbl_status measure_values(nbl__plan *plan, nbl__allocation **order, int *count)
 {
     const nbl__graph *g = plan->graph;
     for (int v = 1; v <= g->value_count; v++) {
@@ -157,30 +160,32 @@ static nbl_status measure_values(nbl__plan *plan, nbl__piece **order, int *count
     return NBL_OK;
 }
 
-/* The bytes that a forward step keeps for the backward step of its node (nbl__device.kept) live
- * from the last forward step of that node, a recomputing copy included, to the backward step. */
-static void measure_kept(const nbl__plan *plan, nbl__piece *kept, nbl__piece **order, int *count)
+/* The bytes that a forward step keeps for the backward step of its node (nbl__device.saved_bytes)
+ * live from the last forward step of that node, a recomputing copy included, to the backward step.
+ * */
+static void measure_saved(const nbl__plan *plan, nbl__allocation *saved, nbl__allocation **order, int *count)
 {
     for (int i = 0; i < plan->step_count; i++) {
         int forward = plan->steps[i].backward ? i - 1 : -1;
         while (forward >= 0 &&
                (plan->steps[forward].node != plan->steps[i].node || plan->steps[forward].backward))
             forward--;
-        kept[i] = (nbl__piece){.first = forward, .last = i};
-        if (forward < 0 || plan->steps[forward].kept == 0) continue;
-        kept[i].bytes = (plan->steps[forward].kept + 63) / 64 * 64;
-        order[(*count)++] = &kept[i];
+        saved[i] = (nbl__allocation){.first = forward, .last = i};
+        if (forward < 0 || plan->steps[forward].saved_bytes == 0) continue;
+        saved[i].bytes = (plan->steps[forward].saved_bytes + 63) / 64 * 64;
+        order[(*count)++] = &saved[i];
     }
 }
 
-/* Writes the offsets of kept bytes into both steps of each pair; clears `kept` of all others. */
-static void assign_kept_offsets(nbl__plan *plan, const nbl__piece *kept)
+/* Writes the offsets of saved bytes into both steps of each pair; clears `saved` of all others. */
+static void assign_saved_offsets(nbl__plan *plan, const nbl__allocation *saved)
 {
-    for (int i = 0; i < plan->step_count; i++) plan->steps[i].kept = 0;
+    for (int i = 0; i < plan->step_count; i++) plan->steps[i].saved_bytes = 0;
     for (int i = 0; i < plan->step_count; i++) {
-        if (kept[i].bytes == 0) continue;
-        nbl__planned_step *pair[] = {&plan->steps[kept[i].first], &plan->steps[i]};
-        for (int k = 0; k < 2; k++) pair[k]->kept = kept[i].bytes, pair[k]->kept_offset = kept[i].offset;
+        if (saved[i].bytes == 0) continue;
+        nbl__planned_step *pair[] = {&plan->steps[saved[i].first], &plan->steps[i]};
+        for (int k = 0; k < 2; k++)
+            pair[k]->saved_bytes = saved[i].bytes, pair[k]->saved_offset = saved[i].offset;
     }
 }
 
@@ -188,7 +193,7 @@ nbl_status nbl__plan_assign_offsets(nbl__plan *plan)
 {
     const nbl__graph *g = plan->graph;
     size_t room = (size_t)(g->value_count + 1 + 2 * plan->step_count);
-    nbl__piece **order = nbl__arena_alloc(&plan->arena, room * sizeof(nbl__piece *));
+    nbl__allocation **order = nbl__arena_alloc(&plan->arena, room * sizeof(nbl__allocation *));
     plan->lives = nbl__arena_alloc(&plan->arena, room * sizeof *plan->lives);
     plan->offset = nbl__arena_alloc(&plan->arena, (size_t)(g->value_count + 1) * sizeof *plan->offset);
     if (plan->lives == NULL || order == NULL || plan->offset == NULL) return NBL_ERROR_MEMORY;
@@ -196,18 +201,19 @@ nbl_status nbl__plan_assign_offsets(nbl__plan *plan)
     measure_lives(plan, plan->lives);
     int count = 0;
     NBL_TRY(measure_values(plan, order, &count));
-    nbl__piece *scratch = plan->lives + g->value_count + 1;
+    nbl__allocation *scratch = plan->lives + g->value_count + 1;
     for (int i = 0; i < plan->step_count; i++) {
-        scratch[i] = (nbl__piece){.bytes = (plan->steps[i].scratch + 63) / 64 * 64, .first = i, .last = i};
+        scratch[i] = (nbl__allocation){
+            .bytes = (plan->steps[i].scratch + 63) / 64 * 64, .first = i, .last = i};
         if (scratch[i].bytes) order[count++] = &scratch[i];
     }
-    nbl__piece *kept = scratch + plan->step_count;
-    measure_kept(plan, kept, order, &count);
+    nbl__allocation *saved = scratch + plan->step_count;
+    measure_saved(plan, saved, order, &count);
     plan->bytes[NBL_MEMORY_RUN] = nbl__assign_offsets(order, count);
     for (int v = 1; v <= g->value_count; v++)
         if (plan->lives[v].bytes) plan->offset[v] = plan->lives[v].offset;
     for (int i = 0; i < plan->step_count; i++) plan->steps[i].scratch_offset = scratch[i].offset;
-    assign_kept_offsets(plan, kept);
+    assign_saved_offsets(plan, saved);
     /* Prepare steps run between runs, one at a time: their scratch starts at offset 0 of the run
      * memory. */
     for (int i = 0; i < plan->prepare_count; i++)

@@ -88,7 +88,7 @@ static nbl_status choose_all(nbl__plan *plan, nbl__planned_step *steps, int coun
     for (int i = 0; i < count; i++) {
         NBL_TRY(nbl__op_choose(plan->ctx, steps[i].op, steps[i].arguments, NULL, &steps[i].impl));
         steps[i].scratch = nbl__op_scratch(plan->ctx, steps[i].impl, steps[i].arguments);
-        steps[i].kept = steps[i].backward ? 0 : device->kept(steps[i].impl, steps[i].arguments);
+        steps[i].saved_bytes = steps[i].backward ? 0 : device->saved_bytes(steps[i].impl, steps[i].arguments);
     }
     return NBL_OK;
 }
@@ -119,7 +119,7 @@ static bool is_flagged(const nbl__node *node, const nbl__slot *slot)
  * layer's recompute level is below FLAGGED; that saves its backward operator a matrix product.
  * The values themselves are the same, saved or recomputed. Only nodes with a backward step save
  * anything. */
-static void choose_kept(const nbl__plan *plan)
+static void choose_saved(const nbl__plan *plan)
 {
     const nbl__graph *g = plan->graph;
     for (int i = 0; i < g->step_count;
@@ -144,7 +144,7 @@ static nbl_status try_plan(nbl__plan *plan, const nbl__plan_options *options, nb
     plan->recompute = level;
     plan->recomputed_layers = level == NBL_RECOMPUTE_NONE ? 0 : layers;
     plan->host_bytes = 0;
-    choose_kept(plan);
+    choose_saved(plan);
     NBL_TRY(schedule(plan));
     if (level != NBL_RECOMPUTE_NONE) NBL_TRY(nbl__plan_recompute(plan));
     if (level >= NBL_RECOMPUTE_LAYERS && options->offload) NBL_TRY(nbl__plan_offload(plan));

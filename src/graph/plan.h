@@ -17,7 +17,7 @@
  *
  * A plan has two schedules. `steps` run every time: forward, then backward.
  * `prepare` computes values that depend on weights and parameters alone (DoRA weight norms).
- * Call nbl__plan_prepare after loading and after each optimiser step; otherwise DoRA uses stale
+ * Call nbl__plan_prepare after loading and after each optimizer step; otherwise DoRA uses stale
  * norms.
  *
  * Running allocates nothing. A plan is made for the largest shapes; nbl__plan_resize changes to
@@ -62,16 +62,16 @@ typedef struct nbl__forward_attrs {
 typedef struct nbl__planned_step {
     const nbl__node *node;
     const nbl__op *op;
-    /* again: a forward step that runs during backward, to recompute or to load an offloaded
+    /* rerun: a forward step that runs during backward, to recompute or to load an offloaded
      * value */
-    bool backward, again;
+    bool backward, rerun;
     nbl__value *bound;
     void *arguments;
     const nbl__impl *impl;
     size_t scratch, scratch_offset;
-    /* bytes that a forward kernel leaves for its backward kernel (nbl__device.kept); set in both
-     * steps */
-    size_t kept, kept_offset;
+    /* bytes that a forward kernel leaves for its backward kernel (nbl__device.saved_bytes); set in
+     * both steps */
+    size_t saved_bytes, saved_offset;
     /* all zero; while a run without backward lasts, what the arguments have in other runs */
     nbl__forward_attrs other;
 } nbl__planned_step;
@@ -100,7 +100,7 @@ typedef struct nbl__plan {
     size_t *offset; /* [graph->value_count + 1] offset of each value in the memory of its class */
     /* Lifetimes: [graph->value_count + 1] of values, [step_count] of the steps' scratch,
      * [step_count] of the bytes they keep for backward. */
-    struct nbl__piece *lives;
+    struct nbl__allocation *lives;
     size_t bytes[NBL_MEMORY_COUNT];
     /* bytes of `run` that hold saved values: written in forward, read in backward */
     size_t saved_bytes;
@@ -181,9 +181,9 @@ nbl_status nbl__plan_prepare(nbl__plan *plan);
  * progress callback says so, and with NBL_ERROR_IO if a mapped weight file has changed. */
 nbl_status nbl__plan_run(nbl__plan *plan);
 /* Enqueues a run and returns once the inputs are copied, so the caller may write the next inputs.
- * Results stay on the device: nbl__memory_fetch reads them from nbl__plan_address. On the CPU the
- * run is complete. */
-nbl_status nbl__plan_run_later(nbl__plan *plan);
+ * Results stay on the device: nbl__memory_read_async reads them from nbl__plan_address. On the CPU
+ * the run is complete. */
+nbl_status nbl__plan_enqueue(nbl__plan *plan);
 /* Runs the forward steps only, without dropout: results are written, gradients are not. */
 nbl_status nbl__plan_run_forward(nbl__plan *plan);
 /* Debugging aid: runs the forward steps one by one with the current inputs. *node becomes the
@@ -208,14 +208,14 @@ nbl_status nbl__plan_profile(nbl__plan *plan, int count);
 /* ---- offsets.c ---- */
 
 /* A piece of memory with a lifetime: steps first … last, both included. */
-typedef struct nbl__piece {
+typedef struct nbl__allocation {
     size_t bytes, offset;
     int first, last;
-} nbl__piece;
+} nbl__allocation;
 /* Assigns offsets (multiples of 64 bytes) so that no two pieces with overlapping lifetimes
  * overlap in memory. Reorders `pieces`. Returns the end of the highest piece in bytes. Cost:
  * O(count²). */
-size_t nbl__assign_offsets(nbl__piece **pieces, int count);
+size_t nbl__assign_offsets(nbl__allocation **pieces, int count);
 
 /* Computes lifetimes, the bytes of every memory class, and the offset of every value and
  * scratch. */

@@ -1,7 +1,7 @@
 /* plan_run.c - binds a plan to memory and runs it. See plan.h.
  *
  *     nbl__plan_run        copy inputs → steps → copy results → wait until done
- *     nbl__plan_run_later  copy inputs → record event → steps; wait only for the event
+ *     nbl__plan_enqueue  copy inputs → record event → steps; wait only for the event
  *
  * What the device's facts change (device/device.h):
  *
@@ -142,7 +142,7 @@ nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step)
     uint8_t *run = plan->memory[NBL_MEMORY_RUN];
     nbl_status status = nbl__op_run_within(plan->ctx, step->op, step->impl, step->arguments,
                                            run + step->scratch_offset, step->scratch,
-                                           step->kept > 0 ? run + step->kept_offset : NULL);
+                                           step->saved_bytes > 0 ? run + step->saved_offset : NULL);
     return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", nbl__show_node(step->node).text);
 }
 
@@ -169,8 +169,8 @@ static nbl_status move_span(const nbl__plan *plan, nbl__kind kind, size_t begin,
     const nbl__device *device = nbl__device_of(plan->ctx);
     uint8_t *memory = plan->memory[NBL_MEMORY_INPUTS] + begin, *host = plan->mirror + begin;
     if (begin == end) return NBL_OK;
-    return kind == NBL_KIND_INPUT ? device->write_later(plan->ctx, memory, host, end - begin)
-                                  : device->read_later(plan->ctx, host, memory, end - begin);
+    return kind == NBL_KIND_INPUT ? device->write_async(plan->ctx, memory, host, end - begin)
+                                  : device->read_async(plan->ctx, host, memory, end - begin);
 }
 
 /* Copies all inputs to the device, or all results to the host, at their current sizes. Values
@@ -285,7 +285,7 @@ nbl_status nbl__plan_prepare(nbl__plan *plan)
 
 /* Weights are mapped files. If one has changed during the run, the result is wrong, and this
  * error replaces every other one. */
-static nbl_status judge(nbl__plan *plan, nbl_status status)
+static nbl_status check_files(nbl__plan *plan, nbl_status status)
 {
     NBL_TRY(nbl__files_check(plan->ctx));
     return status;
@@ -293,10 +293,10 @@ static nbl_status judge(nbl__plan *plan, nbl_status status)
 
 nbl_status nbl__plan_run(nbl__plan *plan)
 {
-    return judge(plan, run_some(plan, plan->step_count));
+    return check_files(plan, run_some(plan, plan->step_count));
 }
 
-static nbl_status run_later(nbl__plan *plan)
+static nbl_status enqueue_run(nbl__plan *plan)
 {
     const nbl__device *device = nbl__device_of(plan->ctx);
     int64_t copied;
@@ -309,9 +309,9 @@ static nbl_status run_later(nbl__plan *plan)
     return device->event_wait(plan->ctx, copied, "the inputs");
 }
 
-nbl_status nbl__plan_run_later(nbl__plan *plan)
+nbl_status nbl__plan_enqueue(nbl__plan *plan)
 {
-    return judge(plan, run_later(plan));
+    return check_files(plan, enqueue_run(plan));
 }
 
 /* Exchanges the attributes of the first `count` steps for those of a run without backward, or back. */
@@ -337,7 +337,7 @@ nbl_status nbl__plan_run_forward(nbl__plan *plan)
     exchange_attrs(plan, count);
     nbl_status status = run_some(plan, count);
     exchange_attrs(plan, count);
-    return judge(plan, status);
+    return check_files(plan, status);
 }
 
 /* ---- finding NaN and infinities ---- */
@@ -368,7 +368,7 @@ static nbl_status check_step(nbl__plan *plan, const nbl__planned_step *step, boo
         nbl_tensor t = *nbl__slot_tensor(slot, step->arguments);
         if (!nbl__is_compute(t.dtype)) continue;
         size_t bytes = (size_t)nbl__tensor_elements(&t) * nbl__size_of(t.dtype);
-        NBL_TRY(nbl__memory_lend(plan->ctx, t.data, bytes, true, &t.data));
+        NBL_TRY(nbl__memory_map_host(plan->ctx, t.data, bytes, true, &t.data));
         *finite = all_finite(nbl__isa(plan->ctx), &t);
     }
     return NBL_OK;

@@ -30,7 +30,7 @@ static const char *without_layer(const char *name)
  * the layers add up in one line. */
 static void describe(const nbl__planned_step *step, char what[96])
 {
-    snprintf(what, 96, "%s%s %s", step->impl->name, step->again ? " (again)" : "",
+    snprintf(what, 96, "%s%s %s", step->impl->name, step->rerun ? " (again)" : "",
              without_layer(step->node->name));
 }
 
@@ -45,7 +45,7 @@ static line *find(line *lines, int *count, const char *what)
 }
 
 /* Sums the elapsed times by key and logs them; selection sort, as there are few lines. */
-static nbl_status tell(nbl__plan *plan, const nbl__device *device, int count, line *lines)
+static nbl_status log_times(nbl__plan *plan, const nbl__device *device, int count, line *lines)
 {
     int used = 0;
     double total = 0;
@@ -86,7 +86,7 @@ nbl_status nbl__plan_profile(nbl__plan *plan, int count)
         if (status == NBL_OK) status = device->timer_record(plan->ctx, i + 1);
     }
     if (status == NBL_OK) status = device->wait(plan->ctx, "the profile");
-    if (status == NBL_OK) status = tell(plan, device, count, lines);
+    if (status == NBL_OK) status = log_times(plan, device, count, lines);
     device->timers_close(plan->ctx);
     nbl__free(plan->ctx, lines, (size_t)(count + 1) * sizeof *lines);
     return status;

@@ -18,8 +18,8 @@
  * An optional saved value (nbl__slot.when) whose flag is off is unbound in all steps, because no
  * step writes it.
  *
- * rmsnorm with a residual computes sum = x + residual and normalises it. If the sum is kept, the
- * copy normalises the sum: then neither x nor residual has to be kept.
+ * rmsnorm with a residual computes sum = x + residual and normalizes it. If the sum is kept, the
+ * copy normalizes the sum: then neither x nor residual has to be kept.
  *
  * New values and steps live in the plan's arena. */
 #include "graph/plan.h"
@@ -31,7 +31,7 @@ typedef struct rewrite {
     nbl__graph *g;
     nbl__recompute level; /* of the current layer */
     /* [value] true if a backward step of the original schedule reads its memory */
-    bool *kept;
+    bool *saved;
     /* [value] the recomputed copy that the current layer's backward reads; 0: none */
     nbl__value *now;
     nbl__planned_step *steps;
@@ -93,7 +93,7 @@ static bool pays(const rewrite *r, const nbl__node *node, int layer)
         if (value == 0 || (slot->role != NBL_ROLE_INPUT && slot->role != NBL_ROLE_OPTIONAL)) continue;
         nbl__value storage = nbl__graph_storage(r->g, value);
         const nbl__value_info *info = &r->g->values[storage];
-        if (info->kind == NBL_KIND_ACTIVATION && !is_anchor(r, storage) && !r->kept[storage] &&
+        if (info->kind == NBL_KIND_ACTIVATION && !is_anchor(r, storage) && !r->saved[storage] &&
             !may_repeat(r, value, layer))
             return false;
     }
@@ -101,14 +101,14 @@ static bool pays(const rewrite *r, const nbl__node *node, int layer)
 }
 
 /* Marks every value that some backward step reads. */
-static void find_kept(rewrite *r)
+static void find_saved(rewrite *r)
 {
     for (int i = 0; i < r->plan->step_count; i++) {
         const nbl__planned_step *step = &r->plan->steps[i];
         const nbl__slot *slots = step->node->family->slots;
         for (const nbl__slot *slot = slots; step->backward && slot->name; slot++)
-            if (step->bound[slot - slots] && nbl__slot_kept(step->node->family, slot, step->bound))
-                r->kept[nbl__graph_storage(r->g, step->bound[slot - slots])] = true;
+            if (step->bound[slot - slots] && nbl__slot_is_saved(step->node->family, slot, step->bound))
+                r->saved[nbl__graph_storage(r->g, step->bound[slot - slots])] = true;
     }
 }
 
@@ -178,7 +178,7 @@ static void repeat_node(rewrite *r, int index, int layer)
     }
     push(r, (nbl__planned_step){.node = node,
                                 .op = &node->family->forward,
-                                .again = true,
+                                .rerun = true,
                                 .bound = bound,
                                 .arguments = arguments});
 }
@@ -215,7 +215,7 @@ static void rewrite_backward(rewrite *r, nbl__planned_step step)
     memcpy(arguments, step.arguments, step.node->family->size);
     for (int i = 0; i < slot_count; i++) {
         if (is_off(step.node, &slots[i])) bound[i] = 0;
-        if (bound[i] && nbl__slot_kept(step.node->family, &slots[i], step.bound))
+        if (bound[i] && nbl__slot_is_saved(step.node->family, &slots[i], step.bound))
             bound[i] = again(r, bound[i], layer);
     }
     step.bound = bound;
@@ -230,9 +230,9 @@ nbl_status nbl__plan_recompute(nbl__plan *plan)
     r.room = plan->step_count * 2;
     r.steps = nbl__arena_alloc(&plan->arena, (size_t)r.room * sizeof *r.steps);
     r.now = nbl__arena_alloc(&plan->arena, (size_t)plan->graph->value_count * 4 * sizeof *r.now);
-    r.kept = nbl__arena_alloc(&plan->arena, (size_t)(plan->graph->value_count + 1) * sizeof *r.kept);
-    if (r.steps == NULL || r.now == NULL || r.kept == NULL) return NBL_ERROR_MEMORY;
-    find_kept(&r);
+    r.saved = nbl__arena_alloc(&plan->arena, (size_t)(plan->graph->value_count + 1) * sizeof *r.saved);
+    if (r.steps == NULL || r.now == NULL || r.saved == NULL) return NBL_ERROR_MEMORY;
+    find_saved(&r);
     for (int i = 0; i < plan->step_count; i++) {
         const nbl__planned_step *step = &plan->steps[i];
         r.level = nbl__plan_recompute_level(plan, step->node->layer);

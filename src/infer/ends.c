@@ -40,7 +40,7 @@ static int64_t read_gguf_ends(const nbl__gguf *gguf, int32_t *ends, int64_t room
     return count;
 }
 
-int64_t nbl_model_ends(const nbl_model *m, int32_t *ends, int64_t room)
+int64_t nbl_model_eos_ids(const nbl_model *m, int32_t *ends, int64_t room)
 {
     /* With a .gguf file m->generation can only be the adapter's. */
     const nbl__json *value = nbl__json_get(m->generation, "eos_token_id");
@@ -49,7 +49,7 @@ int64_t nbl_model_ends(const nbl_model *m, int32_t *ends, int64_t room)
     return value ? read_ends(value, ends, room) : 0;
 }
 
-int32_t nbl_model_adapter_end(const nbl_model *m, const nbl_tokenizer *tokenizer)
+int32_t nbl_model_adapter_eos_id(const nbl_model *m, const nbl_tokenizer *tokenizer)
 {
     return m->adapter_end ? nbl_tokenizer_find(tokenizer, m->adapter_end, strlen(m->adapter_end)) : -1;
 }

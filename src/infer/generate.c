@@ -189,7 +189,7 @@ static bool lets_device_pick(const writer *w)
 
 /* The argmax that the device has computed. Row b of its results belongs to sequence b. A non-finite
  * logit is an error; its value is fetched for the message. */
-static nbl_status picked(const writer *w, const nbl__session *s, int64_t sequence, int32_t *id)
+static nbl_status greedy_id(const writer *w, const nbl__session *s, int64_t sequence, int32_t *id)
 {
     const int32_t *best = nbl__plan_data(&s->plan, s->build.best),
                   *non_finite = nbl__plan_data(&s->plan, s->build.non_finite);
@@ -199,9 +199,9 @@ static nbl_status picked(const writer *w, const nbl__session *s, int64_t sequenc
     size_t size = nbl__size_of(w->model->dtype);
     void *logit;
     float value;
-    NBL_TRY(nbl__memory_lend(w->model->ctx,
-                             (uint8_t *)nbl__plan_address(&s->plan, s->build.logits) + (size_t)index * size,
-                             size, true, &logit));
+    NBL_TRY(nbl__memory_map_host(
+        w->model->ctx, (uint8_t *)nbl__plan_address(&s->plan, s->build.logits) + (size_t)index * size, size,
+        true, &logit));
     nbl__to_f32(nbl__isa(w->model->ctx), w->model->dtype, logit, &value, 1);
     return refuse_non_finite(w, sequence, non_finite[sequence], value);
 }
@@ -223,14 +223,14 @@ static nbl_status chosen(const writer *w, int64_t i, int32_t *id)
 static nbl_status advance(writer *w, nbl__session *s)
 {
     int64_t staying = 0;
-    if (!s->build.picks)
+    if (!s->build.argmax)
         nbl__to_f32(nbl__isa(w->model->ctx), w->model->dtype, nbl__plan_data(&s->plan, s->build.logits),
                     w->logits, w->active_count * w->model->decoder.vocabulary);
     for (int64_t i = 0; i < w->active_count; i++) {
         int64_t sequence = w->active[i];
         nbl_generated *r = &w->results[sequence];
         int32_t id = 0;
-        NBL_TRY(s->build.picks ? picked(w, s, sequence, &id) : chosen(w, i, &id));
+        NBL_TRY(s->build.argmax ? greedy_id(w, s, sequence, &id) : chosen(w, i, &id));
         r->stopped = is_end(w, id);
         if (!r->stopped) {
             r->ids.ids[r->ids.count++] = id;
@@ -287,7 +287,7 @@ static nbl_status decode(writer *w, nbl__session *s)
     }
     /* All steps have the planned sizes, so shapes need not be inferred again. */
     NBL_TRY(nbl__plan_run(&s->plan));
-    if (s->build.picks) return advance(w, s);
+    if (s->build.argmax) return advance(w, s);
     /* Move the rows of active sequences together: advance reads row i for active[i]. */
     size_t bytes = (size_t)w->model->decoder.vocabulary * nbl__size_of(w->model->dtype);
     uint8_t *logits = nbl__plan_data(&s->plan, s->build.logits);
@@ -314,8 +314,8 @@ static nbl_status write_all(writer *w, nbl__session *first, nbl__session *next)
                               .sequences = w->count,
                               .cache_size = longest + w->how->max_tokens,
                               .kv_dtype = w->model->dtype,
-                              .picks = lets_device_pick(w)};
-    NBL_TRY(nbl__generation_plan(w->model, &o, next));
+                              .argmax = lets_device_pick(w)};
+    NBL_TRY(nbl__decode_plan(w->model, &o, next));
     o.plan.with = &next->plan;
     NBL_TRY(nbl__session_open(w->model, &o, first));
     NBL_TRY(prefill(w, first));
@@ -326,13 +326,13 @@ static nbl_status write_all(writer *w, nbl__session *first, nbl__session *next)
 }
 
 /* The step's session: one token per sequence, otherwise as the prefill's. */
-nbl_status nbl__generation_plan(nbl_model *m, const nbl__session_options *prefill_options,
-                                nbl__session *generate_session)
+nbl_status nbl__decode_plan(nbl_model *m, const nbl__session_options *prefill_options,
+                            nbl__session *decode_session)
 {
     nbl__session_options o = *prefill_options;
-    o.mode = NBL_MODE_GENERATE;
+    o.mode = NBL_MODE_DECODE;
     o.tokens = o.sequences;
-    return nbl__session_plan(m, &o, generate_session);
+    return nbl__session_plan(m, &o, decode_session);
 }
 
 /* Bytes that nbl_model_generate allocates beside its sessions, for plans of memory. */

@@ -61,7 +61,7 @@ int64_t nbl_model_vocabulary(const nbl_model *model)
     return model->decoder.vocabulary;
 }
 
-int64_t nbl_model_positions(const nbl_model *model)
+int64_t nbl_model_max_positions(const nbl_model *model)
 {
     return model->decoder.positions;
 }
@@ -102,15 +102,15 @@ static int64_t trained_tokens(const nbl_ids *labels, int64_t count)
 
 /* Calls fn for the gradient of every trained parameter. The tensor is valid during the call
  * only. */
-static nbl_status hand_out(nbl__session *s, nbl_gradient_fn fn, void *user)
+static nbl_status visit_gradients(nbl__session *s, nbl_gradient_fn fn, void *user)
 {
     for (nbl__value v = 1; v <= s->graph.value_count; v++) {
         const nbl__value_info *info = nbl__info(&s->graph, v);
         if (!info->trained || info->gradient == 0) continue;
         nbl_tensor gradient = nbl__info(&s->graph, info->gradient)->tensor;
         size_t bytes = (size_t)nbl__tensor_elements(&gradient) * nbl__size_of(gradient.dtype);
-        NBL_TRY(nbl__memory_lend(s->graph.ctx, nbl__plan_address(&s->plan, info->gradient), bytes, true,
-                                 &gradient.data));
+        NBL_TRY(nbl__memory_map_host(s->graph.ctx, nbl__plan_address(&s->plan, info->gradient), bytes, true,
+                                     &gradient.data));
         NBL_TRY(fn(user, info->name, &gradient));
     }
     return NBL_OK;
@@ -146,7 +146,7 @@ nbl_status nbl_model_gradients(nbl_model *m, const nbl_ids *sequences, const nbl
         if (status == NBL_OK) status = nbl__plan_run(&s.plan);
         *loss += (double)*(float *)nbl__plan_data(&s.plan, s.build.loss);
     }
-    if (status == NBL_OK) status = hand_out(&s, fn, user);
+    if (status == NBL_OK) status = visit_gradients(&s, fn, user);
     nbl__session_close(&s);
     return status;
 }

@@ -93,7 +93,7 @@ static void describe_entry(struct nbl__weight_entry *entry, const nbl_quantize_o
  * *temporary: their bytes; 0 without nesting. NBL_ERROR_ARGUMENT if the weight is quantized
  * already. */
 static nbl_status cut_parts(nbl_model *m, const struct nbl__weight_entry *entry, const load_options *load,
-                            nbl__cut *cut, nbl_quantized_parts *parts, size_t *temporary)
+                            nbl__bump *bump, nbl_quantized_parts *parts, size_t *temporary)
 {
     nbl_quantized_sizes sizes;
     const nbl_weight *w = &entry->weight;
@@ -102,10 +102,10 @@ static nbl_status cut_parts(nbl_model *m, const struct nbl__weight_entry *entry,
     NBL_TRY(nbl_quantize_sizes(m->ctx, &load->how, w->rank, w->shape, &sizes));
     *parts = (nbl_quantized_parts){0};
     *temporary = load->how.nested ? sizes.scales : 0;
-    parts->data = nbl__cut_bytes(cut, sizes.data);
-    if (!load->how.nested) parts->scales = nbl__cut_bytes(cut, sizes.scales);
-    parts->scale_codes = nbl__cut_bytes(cut, sizes.scale_codes);
-    parts->nested_scales = nbl__cut_bytes(cut, sizes.nested_scales);
+    parts->data = nbl__bump_alloc(bump, sizes.data);
+    if (!load->how.nested) parts->scales = nbl__bump_alloc(bump, sizes.scales);
+    parts->scale_codes = nbl__bump_alloc(bump, sizes.scale_codes);
+    parts->nested_scales = nbl__bump_alloc(bump, sizes.nested_scales);
     return NBL_OK;
 }
 
@@ -113,15 +113,15 @@ static nbl_status cut_parts(nbl_model *m, const struct nbl__weight_entry *entry,
  * cannot. */
 static nbl_status reserve_quantized(nbl_model *m, const load_options *load)
 {
-    nbl__cut cut = {NULL, 0};
+    nbl__bump bump = {NULL, 0};
     nbl_quantized_parts parts;
     size_t temporary;
     if (!load->converts || m->plan_only) return NBL_OK;
     for (int64_t i = 0; i < m->weight_count; i++)
         if (m->weights[i].role == NBL_WEIGHT_LINEAR)
-            NBL_TRY(cut_parts(m, &m->weights[i], load, &cut, &parts, &temporary));
-    m->quantized = nbl__alloc(m->ctx, cut.used);
-    m->quantized_bytes = cut.used;
+            NBL_TRY(cut_parts(m, &m->weights[i], load, &bump, &parts, &temporary));
+    m->quantized = nbl__alloc(m->ctx, bump.used);
+    m->quantized_bytes = bump.used;
     return m->quantized ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
@@ -149,12 +149,12 @@ static nbl_status refuse_non_finite(const nbl_model *m, const char *name, const 
 static nbl_status quantize_entry(nbl_model *m, struct nbl__weight_entry *entry, const load_options *load)
 {
     nbl_quantized_parts parts;
-    nbl__cut cut = {m->quantized, m->quantized_used};
+    nbl__bump bump = {m->quantized, m->quantized_used};
     size_t temporary;
     nbl_weight w = entry->weight;
     if (m->plan_only) return describe_entry(entry, &load->how), NBL_OK;
-    NBL_TRY(cut_parts(m, entry, load, &cut, &parts, &temporary));
-    m->quantized_used = cut.used;
+    NBL_TRY(cut_parts(m, entry, load, &bump, &parts, &temporary));
+    m->quantized_used = bump.used;
     void *scales = nbl__alloc(m->ctx, temporary);
     if (scales == NULL) return NBL_ERROR_MEMORY;
     if (load->how.nested) parts.scales = scales;

@@ -148,7 +148,7 @@ typedef struct nbl__session_options {
     bool train;         /* add the backward pass */
     bool drops;         /* apply the adapter's dropout; only with `train` */
     bool split_mlp;     /* nbl__build.split_mlp, in every mode but GENERATE where the device splits_mlp */
-    bool picks;         /* nbl__build.picks: argmax on the device instead of logits as a result */
+    bool argmax;        /* nbl__build.argmax: argmax on the device instead of logits as a result */
     nbl__plan_options plan;
     const nbl__session *shared; /* its parameters and states are used; it must outlive this session */
 } nbl__session_options;
@@ -179,7 +179,7 @@ nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t 
 /* ---- generate.c ---- */
 
 /* Plans the session that generates one token per sequence, with the cache of the given prefill. */
-nbl_status nbl__generation_plan(nbl_model *m, const nbl__session_options *prefill, nbl__session *dequantize);
+nbl_status nbl__decode_plan(nbl_model *m, const nbl__session_options *prefill, nbl__session *decode);
 /* Host bytes that sampling takes for `count` sequences, in addition to the plans. */
 uint64_t nbl__generation_bytes(const nbl_model *m, int64_t count);
 
@@ -188,7 +188,7 @@ uint64_t nbl__generation_bytes(const nbl_model *m, int64_t count);
 typedef struct nbl__plan_request {
     bool train;                /* a training step over a pack; else generation */
     int64_t tokens, sequences; /* all tokens of the pack or of the prompts; tokens >= sequences >= 1 */
-    int optimizer_bits;        /* of AdamW's moments: 32 or 8; 0: no optimiser */
+    int optimizer_bits;        /* of AdamW's moments: 32 or 8; 0: no optimizer */
     uint64_t memory;           /* budget in bytes for everything, weights included; 0: no limit */
     /* Soft limit in bytes, used if `memory` is 0: recompute until the step fits, or up to the
      * highest recompute level. Exceeding it is no error. 0: unknown. */

@@ -76,7 +76,7 @@ static nbl_status add_step(nbl_model_plan *report, const nbl__planned_step *step
     report->ops.items[i].count++;
     report->ops.items[i].flops += nbl__step_flops(step);
     report->ops.items[i].bytes += nbl__step_bytes(step);
-    if (step->again) report->summary.recompute_flops += nbl__step_flops(step);
+    if (step->rerun) report->summary.recompute_flops += nbl__step_flops(step);
     return NBL_OK;
 }
 
@@ -87,7 +87,7 @@ nbl_status nbl__list_steps(nbl_model_plan *report, const nbl__plan *plan, bool d
     for (int i = 0; i < plan->step_count; i++) {
         const nbl__planned_step *step = &plan->steps[i];
         nbl_plan_pass pass = decode           ? NBL_PLAN_PASS_DECODE
-                             : step->again    ? NBL_PLAN_PASS_RECOMPUTE
+                             : step->rerun    ? NBL_PLAN_PASS_RECOMPUTE
                              : step->backward ? NBL_PLAN_PASS_BACKWARD
                                               : NBL_PLAN_PASS_FORWARD;
         NBL_TRY(add_step(report, step, pass));

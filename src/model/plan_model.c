@@ -89,7 +89,7 @@ static nbl_status plan_sessions(nbl_model *m, const nbl__plan_request *r, nbl__p
                               .drops = r->train,
                               .plan = how};
     if (!r->train) {
-        NBL_TRY(nbl__generation_plan(m, &o, &p->decode));
+        NBL_TRY(nbl__decode_plan(m, &o, &p->decode));
         o.plan.with = &p->decode.plan;
         p->beside += nbl__generation_bytes(m, r->sequences);
     }
@@ -105,8 +105,9 @@ static nbl_status plan_step(nbl_model *m, const nbl__plan_request *r, nbl__plan_
                             nbl__session *session, planned *p)
 {
     memset(session, 0, sizeof *session);
-    *p = (planned){
-        .step = session, .weights = nbl__model_bytes(m, r->train), .beside = nbl__memory_beside(m->ctx)};
+    *p = (planned){.step = session,
+                   .weights = nbl__model_bytes(m, r->train),
+                   .beside = nbl__memory_overhead_bytes(m->ctx)};
     how.offload = trains_on_device(m, r);
     NBL_TRY(plan_sessions(m, r, how, p));
     uint64_t host = nbl__memory_available();
@@ -182,7 +183,7 @@ static nbl_status fill_report(const nbl_model *m, const planned *p, nbl_model_pl
         .saved = step->saved_bytes,
         .scratch = bytes[NBL_MEMORY_RUN] - step->saved_bytes + bytes[NBL_MEMORY_INPUTS] + p->beside,
         .kv = bytes[NBL_MEMORY_STATES],
-        .device = nbl__memory_beside(m->ctx),
+        .device = nbl__memory_overhead_bytes(m->ctx),
     };
     s->arenas.scratch -= s->arenas.device;
     s->host_bytes = step->host_bytes;

@@ -101,10 +101,10 @@ static nbl_status fill_parameter(nbl__session *s, nbl__value v)
     int64_t n = nbl__tensor_elements(&info->tensor);
     size_t bytes = (size_t)n * nbl__size_of(info->tensor.dtype);
     void *memory = nbl__plan_address(&s->plan, v), *to;
-    NBL_TRY(nbl__memory_lend(ctx, memory, bytes, false, &to));
+    NBL_TRY(nbl__memory_map_host(ctx, memory, bytes, false, &to));
     if (stored) NBL_TRY(nbl_convert(ctx, stored->dtype, stored->data, info->tensor.dtype, to, n));
     else NBL_TRY(fill_from_model(s->model, info, to));
-    return nbl__memory_return(ctx, memory, bytes, to);
+    return nbl__memory_unmap_host(ctx, memory, bytes, to);
 }
 
 /* Fills all parameters but the LoRA tensors of a new adapter, which the trainer initialises. */
@@ -162,10 +162,10 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
                             .kv_dtype = o->kv_dtype,
                             .train = o->train,
                             .dequantized = m->dequantized,
-                            .split_mlp = o->split_mlp || (device->splits_mlp && o->mode != NBL_MODE_GENERATE),
-                            .picks = o->picks,
-                            .joined = device->joins_attention,
-                            .joins_norms = device->joins_norm_rope,
+                            .split_mlp = o->split_mlp || (device->splits_mlp && o->mode != NBL_MODE_DECODE),
+                            .argmax = o->argmax,
+                            .fuses_rope_attention = device->fuses_rope_attention,
+                            .fuses_norm_rope = device->fuses_norm_rope,
                             .pins = pins_of(m, o->plan.offload),
                             .tokens = o->tokens,
                             .sequences = o->sequences,

@@ -161,7 +161,7 @@ nbl_status nbl__op_choose_again(nbl_context *ctx, const nbl__op *op, const void 
     return nbl__op_choose(ctx, op, arguments, NULL, impl);
 }
 
-bool nbl__op_joins(nbl_context *ctx, const nbl__op *fused, const nbl__op *const parts[2],
+bool nbl__op_fuses(nbl_context *ctx, const nbl__op *fused, const nbl__op *const parts[2],
                    const void *arguments)
 {
     if (forced_by_environment(ctx, parts[0]) || forced_by_environment(ctx, parts[1])) return false;
@@ -176,7 +176,7 @@ size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void
 }
 
 nbl_status nbl__op_run_within(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
-                              const void *arguments, void *scratch, size_t scratch_bytes, void *kept)
+                              const void *arguments, void *scratch, size_t scratch_bytes, void *saved)
 {
     size_t needed = nbl__op_scratch(ctx, impl, arguments);
     NBL_CHECK(ctx, scratch_bytes >= needed, NBL_ERROR_ARGUMENT, "%s: %zu bytes of scratch, %s needs %zu",
@@ -184,7 +184,7 @@ nbl_status nbl__op_run_within(nbl_context *ctx, const nbl__op *op, const nbl__im
     NBL_CHECK(ctx, (uintptr_t)scratch % 64 == 0, NBL_ERROR_ARGUMENT, "%s: scratch is not aligned to 64 bytes",
               op->name);
     /* In debug mode every kernel is waited for, so that an error names the kernel that caused it. */
-    nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__device_of(ctx), kept};
+    nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__device_of(ctx), saved};
     NBL_TRY(impl->run(&call, arguments));
     return call.device->debugs ? call.device->wait(ctx, impl->name) : NBL_OK;
 }

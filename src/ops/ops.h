@@ -42,7 +42,7 @@ typedef struct nbl__call {
     uint8_t *scratch; /* aligned to 64 bytes; undefined before and after the call */
     size_t scratch_bytes;
     const struct nbl__device *device; /* where it runs (device/device.h) */
-    void *kept; /* memory in which forward leaves values for its backward, on a device; or NULL */
+    void *saved; /* memory in which forward leaves values for its backward, on a device; or NULL */
 } nbl__call;
 
 /* One row of an operator's dispatch table. */
@@ -94,8 +94,8 @@ typedef struct nbl__slot {
     nbl__role role;
     const char *of;      /* COTANGENT: the output, GRADIENT: the input that it belongs to; else NULL */
     size_t offset;       /* of the nbl_tensor or nbl_weight in the struct of arguments */
-    bool kept;           /* backward reads the tensor, so its memory lives until then */
-    const char *instead; /* kept only if this slot is not bound; backward reads that slot otherwise */
+    bool saved;          /* backward reads the tensor, so its memory lives until then */
+    const char *instead; /* saved only if this slot is not bound; backward reads that slot otherwise */
     const char *also;    /* GRADIENT: a second input that the same gradient belongs to; or NULL */
     /* SAVED: the attribute (a flag) that asks forward to save the tensor. Without the
      * flag, backward recomputes the value. */
@@ -108,12 +108,12 @@ typedef struct nbl__slot {
     {                                                                                                        \
         name, NBL_ROLE_##role, of, offsetof(type, field), false, NULL, NULL, NULL, strided                   \
     }
-#define NBL_KEPT_ROWS(type, field, name, role, strided)                                                      \
+#define NBL_SLOT_SAVED_ROWS(type, field, name, role, strided)                                                \
     {                                                                                                        \
         name, NBL_ROLE_##role, NULL, offsetof(type, field), true, NULL, NULL, NULL, strided                  \
     }
 #define NBL_SLOT(type, field, name, role, of) NBL_SLOT_ROWS(type, field, name, role, of, 0)
-#define NBL_KEPT(type, field, name, role) NBL_KEPT_ROWS(type, field, name, role, 0)
+#define NBL_SLOT_SAVED(type, field, name, role) NBL_SLOT_SAVED_ROWS(type, field, name, role, 0)
 #define NBL_SAVED_WHEN(type, field, name, flag)                                                              \
     {                                                                                                        \
         name, NBL_ROLE_SAVED, NULL, offsetof(type, field), true, NULL, NULL, flag, 0                         \
@@ -267,7 +267,7 @@ nbl_status nbl__op_choose_again(nbl_context *ctx, const nbl__op *op, const void 
                                 const nbl__impl **impl);
 /* Does a row of a fused operator, other than its last, take these arguments? False if a row of
  * one of the two operators that it stands for is forced by the environment. Logs nothing. */
-bool nbl__op_joins(nbl_context *ctx, const nbl__op *fused, const nbl__op *const parts[2],
+bool nbl__op_fuses(nbl_context *ctx, const nbl__op *fused, const nbl__op *const parts[2],
                    const void *arguments);
 /* Bytes of scratch that nbl__op_run needs for these arguments; may be 0. */
 size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void *arguments);
@@ -277,24 +277,25 @@ size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void
 nbl_status nbl__op_run(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl, const void *arguments,
                        void *scratch, size_t scratch_bytes);
 
-/* The same for a call in a schedule, which has memory for nbl__call.kept, or NULL. */
+/* The same for a call in a schedule, which has memory for nbl__call.saved, or NULL. */
 nbl_status nbl__op_run_within(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
-                              const void *arguments, void *scratch, size_t scratch_bytes, void *kept);
+                              const void *arguments, void *scratch, size_t scratch_bytes, void *saved);
 
-/* Cuts scratch into pieces, front to back, each aligned to 64 bytes. With base
- * NULL the cut only measures: `used` counts, and the pieces must not be touched. */
-typedef struct nbl__cut {
+/* A bump allocator over scratch: gives pieces front to back, each aligned to 64 bytes. With base
+ * NULL it only measures: `used` counts, and the pieces must not be touched. */
+typedef struct nbl__bump {
     uint8_t *base;
     size_t used;
-} nbl__cut;
-static inline void *nbl__cut_bytes(nbl__cut *cut, size_t bytes)
+} nbl__bump;
+static inline void *nbl__bump_alloc(nbl__bump *bump, size_t bytes)
 {
-    void *piece = (void *)((uintptr_t)cut->base + cut->used);
-    cut->used += (bytes + 63) / 64 * 64;
+    void *piece = (void *)((uintptr_t)bump->base + bump->used);
+    bump->used += (bytes + 63) / 64 * 64;
     return piece;
 }
 /* Sets `pointer` to a piece for `count` elements of the pointer's type. */
-#define NBL_CUT(cut, pointer, count) ((pointer) = nbl__cut_bytes((cut), (size_t)(count) * sizeof *(pointer)))
+#define NBL_BUMP_ALLOC(bump, pointer, count)                                                                 \
+    ((pointer) = nbl__bump_alloc((bump), (size_t)(count) * sizeof *(pointer)))
 
 /* ---- checks that infer functions share ----
  *
@@ -303,7 +304,7 @@ static inline void *nbl__cut_bytes(nbl__cut *cut, size_t bytes)
 
 /* Has the tensor memory? An optional input without memory is absent, a gradient
  * without memory is not wanted. */
-static inline bool nbl__given(const nbl_tensor *t)
+static inline bool nbl__has_data(const nbl_tensor *t)
 {
     return t->data != NULL;
 }

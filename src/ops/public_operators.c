@@ -61,7 +61,7 @@ static nbl_status check_given(nbl_context *ctx, const nbl__family *family, const
         const void *field = (const char *)call + slot->offset;
         int64_t n, rows;
         if (slot->role == NBL_ROLE_WEIGHT) NBL_TRY(nbl__check_weight(ctx, family->name, field, &n, &rows));
-        else if (nbl__given(field)) NBL_TRY(check_tensor(ctx, family->name, slot->name, field));
+        else if (nbl__has_data(field)) NBL_TRY(check_tensor(ctx, family->name, slot->name, field));
         else
             NBL_CHECK(ctx, slot->role != NBL_ROLE_INPUT, NBL_ERROR_ARGUMENT, "%s: %s has no data",
                       family->name, slot->name);
@@ -144,8 +144,8 @@ nbl_status nbl_adamw_step(nbl_context *ctx, const nbl_adamw *call)
     return run_list(ctx, &nbl__adamw_family, &copy);
 }
 
-nbl_status nbl__grad_norm_later(nbl_context *ctx, const nbl_tensor *gradients, int64_t count, double max_norm,
-                                nbl__clipping *to)
+nbl_status nbl__grad_norm_enqueue(nbl_context *ctx, const nbl_tensor *gradients, int64_t count,
+                                  double max_norm, nbl__clipping *to)
 {
     nbl__grad_norm call = {.gradients = gradients,
                            .count = count,

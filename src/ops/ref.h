@@ -2,7 +2,7 @@
  * as f64.
  *
  * Every family has a reference (NAME_ref.c): scalar, f64 sums, one rounding at the
- * end, never optimised. It is the oracle of the tests, and the last row of the
+ * end, never optimized. It is the oracle of the tests, and the last row of the
  * CPU's dispatch.
  *
  * Elements are counted as if the tensor were dense; the row stride (nbl_tensor.row_stride) is
@@ -40,7 +40,7 @@ static inline double nbl__ref_get(const nbl_tensor *t, int64_t i)
 static inline void nbl__ref_set(const nbl_tensor *t, int64_t i, double value)
 {
     float rounded = (float)value;
-    if (!nbl__given(t)) return;
+    if (!nbl__has_data(t)) return;
     i = nbl__ref_index(t, i);
     if (t->dtype == NBL_DTYPE_F64) {
         ((double *)t->data)[i] = value;
@@ -62,7 +62,7 @@ static inline double nbl__ref_round(nbl_dtype dtype, double value)
 /* Writes a parameter's gradient, or adds to it. */
 static inline void nbl__ref_put(const nbl_tensor *t, int64_t i, double value, bool accumulate)
 {
-    if (nbl__given(t)) nbl__ref_set(t, i, accumulate ? nbl__ref_get(t, i) + value : value);
+    if (nbl__has_data(t)) nbl__ref_set(t, i, accumulate ? nbl__ref_get(t, i) + value : value);
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* dynamic8.c - 8-bit block-wise quantisation with bitsandbytes' dynamic maps: 256 values whose
+/* dynamic8.c - 8-bit block-wise quantization with bitsandbytes' dynamic maps: 256 values whose
  * spacing grows with their magnitude, over seven decades from 1e-6 to 1.
  *
  *     scale = absmax of the block; code = nearest map entry of x * (1 / scale)

@@ -6,14 +6,14 @@
  *     encode      scale = max |x| of the block; code = rule(x * (1 / scale)), see nf4.c and fp4.c
  *
  * Encoding works on 4096 values at a time: widen to f32, absmax, codes, pack. They are read from
- * memory once and then from the first-level cache. */
+ * memory once and then from the L1 cache. */
 #include "quant/kernels.h"
 #include "quant/lookup.h"
 
 #include <float.h>
 
 /* The range may begin and end within a block. Nested scales are restored for up to BLOCKS blocks at
- * a time, so that they stay in the first-level cache. */
+ * a time, so that they stay in the L1 cache. */
 void nbl__fourbit_dequantize(nbl_isa isa, const nbl_weight *weight, const float *table, int64_t begin,
                              int64_t end, nbl_dtype dtype, void *out, bool stream)
 {

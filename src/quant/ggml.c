@@ -5,7 +5,7 @@
  *
  *     block ──unpack──▶ codes[256], scale[16], offset[16] ──▶ f32[256] ──▶ dtype
  *
- * All of it is in the first-level cache. value = scale * code + offset, product and sum each
+ * All of it is in the L1 cache. value = scale * code + offset, product and sum each
  * rounded. Formats without an offset have -0.0 there, which changes no value, not even the sign
  * of a zero. The unpacking loops are plain C with fixed counts, compiled once for every machine
  * and once for AVX2.

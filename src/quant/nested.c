@@ -1,4 +1,4 @@
-/* nested.c - double quantisation: the f32 scales of a weight, minus their mean, become 8-bit
+/* nested.c - double quantization: the f32 scales of a weight, minus their mean, become 8-bit
  * codes of the signed dynamic map in blocks of 256, each with an f32 scale.
  *
  *     encode      offset = mean(scales); nested_scale = max |scale - offset| of a block

@@ -1,12 +1,12 @@
-/* quant.h - the storage formats of quantised weights: dequantize and encode, without checks or
+/* quant.h - the storage formats of quantized weights: dequantize and encode, without checks or
  * threads.
  *
  *     fourbit.c   NF4 and FP4: blocks of the flattened weight, one scale each, a table of 16 values
  *     nf4.c fp4.c   their tables and the rules that choose a code
  *     lookup.c    kernels that look codes up in such a table; used by MXFP4 as well
  *     absmax.c    the largest magnitude of a block
- *     nested.c    double quantisation: 8-bit codes for the scales
- *     dynamic8.c  8-bit block-wise quantisation with the dynamic maps
+ *     nested.c    double quantization: 8-bit codes for the scales
+ *     dynamic8.c  8-bit block-wise quantization with the dynamic maps
  *     int8.c      LLM.int8(): one scale per row
  *     mxfp4.c     e2m1 values with a power-of-two scale per 32
  *     ggml.c ggml_encode.c   the blocks of GGUF files (ggml.h)
@@ -71,7 +71,7 @@ int64_t nbl__mxfp4_encode(nbl_isa isa, nbl_dtype dtype, const void *values, int6
 /* True if no value is NaN or infinite. The values may be f32, f16 or bf16 and need no alignment. */
 bool nbl__all_finite(nbl_isa isa, nbl_dtype dtype, const void *values, int64_t n);
 
-/* ---- double quantisation: n scales in blocks of 256 ---- */
+/* ---- double quantization: n scales in blocks of 256 ---- */
 
 enum { NBL_NESTED_BLOCK = 256 };
 /* The mean of the scales, summed in f64 and rounded once to f32. */

@@ -38,7 +38,7 @@ static void dequantize_dense(nbl_isa isa, const nbl_weight *weight, int64_t begi
         return;
     }
     enum { PIECE = 1024 };
-    /* Through f32 in pieces that fit the first-level cache. */
+    /* Through f32 in pieces that fit the L1 cache. */
     float piece[PIECE];
     for (int64_t i = 0; i < end - begin; i += PIECE) {
         int64_t count = nbl__min_i64(PIECE, end - begin - i);

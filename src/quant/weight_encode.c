@@ -16,7 +16,7 @@
 
 /* ---- nbl_quantize ---- */
 
-/* The sizes of a quantised weight, in elements; nested_blocks 0: scales stay f32. */
+/* The sizes of a quantized weight, in elements; nested_blocks 0: scales stay f32. */
 typedef struct plan {
     int64_t n, rows, columns, block, blocks, nested_blocks;
 } plan;
@@ -160,7 +160,7 @@ static nbl_status nest_chunk(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-/* Double-quantises parts->scales into scale_codes and nested_scales, and makes *weight use them.
+/* Double-quantizes parts->scales into scale_codes and nested_scales, and makes *weight use them.
  * An infinite or NaN scale would make the mean, and so every scale, non-finite: it is an error. */
 static nbl_status nest_scales(nbl_context *ctx, const plan *p, bool by_grid, const nbl_quantized_parts *parts,
                               nbl_weight *weight)
@@ -257,7 +257,7 @@ typedef struct dynamic_job {
     nbl_isa isa;
     const float *map;
     int64_t block, blocks_per_item, n;
-    const float *values; /* values to quantise; NULL: dequantize */
+    const float *values; /* values to quantize; NULL: dequantize */
     uint8_t *codes;
     float *scales;
     const uint8_t *from_codes;

@@ -12,7 +12,9 @@
 enum { LARGEST_FILE = 4 << 20, EXAMPLES_TRIED = 256, PLAIN_PROMPT = 16 };
 static const uint64_t slack =
     1
-    << 20; /* tolerance in bytes: for tiny models the process's own memory varies by more than the difference */
+    /* tolerance in bytes: for tiny models the process's own memory varies by more than the
+     * difference */
+    << 20;
 
 /* ---- texts ---- */
 
@@ -80,7 +82,7 @@ nbl_status nbl__samples_choose(nbl_context *ctx, nbl__data *data, int64_t max, n
     bool any_entry = nbl__data_held_count(data) > 0;
     for (int64_t i = 0; i < count && s->count < max && tried < EXAMPLES_TRIED; i++) {
         nbl__example_kind kind = nbl__data_kind(data, i);
-        if (kind.held != any_entry || !kind.text) continue;
+        if (kind.is_validation != any_entry || !kind.text) continue;
         nbl__example example;
         tried++;
         NBL_TRY(nbl__data_example(data, i, &example));
@@ -110,12 +112,12 @@ static nbl_status generation_bytes(nbl_model *m, int64_t prompt, uint64_t *bytes
                               .sequences = 1,
                               .cache_size = prompt + NBL_SAMPLE_TOKENS,
                               .kv_dtype = m->dtype};
-    nbl_status status = nbl__generation_plan(m, &o, &next);
+    nbl_status status = nbl__decode_plan(m, &o, &next);
     o.plan.with = &next.plan;
     if (status == NBL_OK) status = nbl__session_plan(m, &o, &first);
     if (status == NBL_OK)
         *bytes = nbl__model_bytes(m, false) + nbl__plan_total(&first.plan) + nbl__generation_bytes(m, 1) +
-                 nbl__memory_beside(m->ctx);
+                 nbl__memory_overhead_bytes(m->ctx);
     if (first.model) nbl__session_close(&first);
     if (next.model) nbl__session_close(&next);
     return status;

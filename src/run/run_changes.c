@@ -60,7 +60,7 @@ static nbl_status collect(nbl__arena *arena, nbl__run_values *values, const char
                           const nbl__run_config *config)
 {
     for (const nbl__run_key *key = keys; key < keys + count; key++) {
-        if (key->resume == NBL_RESUME_FREE || !nbl__run_key_counts(key, config) ||
+        if (key->resume == NBL_RESUME_IGNORE || !nbl__run_key_counts(key, config) ||
             !nbl__run_key_holds(key, origin))
             continue;
         char inner[80];
@@ -150,7 +150,7 @@ typedef struct changes {
 /* Adds a difference. was, is: NULL for a key that is not given. */
 static void add_change(changes *c, const nbl__run_value *of, const char *was, const char *is)
 {
-    bool fixed = of->rule == NBL_RESUME_NEVER, told = of->rule == NBL_RESUME_TELL;
+    bool fixed = of->rule == NBL_RESUME_NEVER, told = of->rule == NBL_RESUME_RECORD;
     nbl__text *lines = told ? &c->told : &c->lines, *names = &c->names[fixed];
     if (!told) {
         c->fixed += fixed;

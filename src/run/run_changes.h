@@ -21,7 +21,8 @@ typedef struct nbl__run_values {
     int64_t count, room;
 } nbl__run_values;
 
-/* Collects the values of all keys whose rule is not NBL_RESUME_FREE, in the order of the table. */
+/* Collects the values of all keys whose rule is not NBL_RESUME_IGNORE, in the order of the table.
+ * */
 nbl_status nbl__run_values_collect(nbl__arena *arena, const nbl__run_config *config, nbl__run_values *values);
 nbl_status nbl__run_values_add(nbl__arena *arena, nbl__run_values *values, nbl__run_value value);
 const char *nbl__run_value_find(const nbl__run_values *values, const char *name); /* NULL: none */

@@ -73,7 +73,7 @@ typedef struct nbl__run_config {
     /* the model */
     const char *base_model;
     bool load_in_4bit,
-        load_in_8bit;  /* quantise while reading; a base that is quantised already is used as it is */
+        load_in_8bit;  /* quantize while reading; a base that is quantized already is used as it is */
     bool fp4;          /* bnb_4bit_quant_type: fp4 instead of nf4 */
     bool double_quant; /* bnb_4bit_use_double_quant; default true, as axolotl's */
     int compute;       /* nbl_dtype: bf16: true -> bf16, fp16: true -> f16, else f32 */
@@ -97,7 +97,8 @@ typedef struct nbl__run_config {
     int64_t dataset_count;
     bool train_on_inputs;
     const char *
-        chat_template; /* NULL, "tokenizer_default": the model's; a name (named_templates.h); or the template */
+        /* NULL, "tokenizer_default": the model's; a name (named_templates.h); or the template */
+        chat_template;
     nbl__name_list eot_tokens; /* tokens that end a turn; none: EOS and eos_token_id */
     int64_t sequence_len;      /* 2048 */
     bool sample_packing, eval_sample_packing, pad_to_sequence_len;

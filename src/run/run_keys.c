@@ -34,9 +34,9 @@
 #define NATURAL .min = 0, .max = MANY, .range = "0 to 1099511627776"
 
 /* Rules for resumed runs. A row without one may never change (NBL_RESUME_NEVER). */
-#define FREE .resume = NBL_RESUME_FREE
+#define IGNORE .resume = NBL_RESUME_IGNORE
 #define ALLOW .resume = NBL_RESUME_ALLOW
-#define TELL .resume = NBL_RESUME_TELL
+#define RECORD .resume = NBL_RESUME_RECORD
 
 /* The choices of a key: the text in the file, and the value of the field. The first name of a value
  * is the one that is written. */
@@ -66,7 +66,7 @@ static const nbl__run_choice schedules[] = {{"linear", NBL_SCHEDULE_LINEAR},
                                             {"constant", NBL_SCHEDULE_CONSTANT},
                                             {"constant_with_warmup", NBL_SCHEDULE_CONSTANT_WITH_WARMUP},
                                             {NULL, 0}};
-/* Optimisers that differ from nibble's only in how they compute: paged, fused and so on. */
+/* Optimizers that differ from nibble's only in how they compute: paged, fused and so on. */
 static const nbl__run_alias optimizer_names[] = {{"adamw_hf", "adamw_torch"},
                                                  {"adamw", "adamw_torch"},
                                                  {"adamw_apex_fused", "adamw_torch"},
@@ -101,7 +101,7 @@ static const nbl__run_key mapping_keys[] = {
 };
 
 static const nbl__run_key dataset_keys[] = {
-    {"path", NBL_KEY_TEXT, IN(path), FREE, .help = "the file; needed"},
+    {"path", NBL_KEY_TEXT, IN(path), IGNORE, .help = "the file; needed"},
     {"type", NBL_KEY_CHOICE, IN(type), .choices = data_types, .fallback = "pretokenized",
      .help = "what a row is"},
     {"ds_type", NBL_KEY_CHOICE, IN(file), .choices = data_files,
@@ -139,7 +139,7 @@ static const nbl__run_key token_keys[] = {
 
 const nbl__run_key nbl__run_keys[] = {
     /* the model */
-    {"base_model", NBL_KEY_TEXT, AT(config.base_model), FREE, .help = "the model's folder; needed"},
+    {"base_model", NBL_KEY_TEXT, AT(config.base_model), IGNORE, .help = "the model's folder; needed"},
     {"load_in_4bit", NBL_KEY_BOOLEAN, AT(config.load_in_4bit), .fallback = "false",
      .help = "keep the frozen weights in 4 bits; needs `adapter`"},
     {"load_in_8bit", NBL_KEY_BOOLEAN, AT(config.load_in_8bit), .fallback = "false",
@@ -174,7 +174,7 @@ const nbl__run_key nbl__run_keys[] = {
     {"peft_use_dora", NBL_KEY_BOOLEAN, AT(config.dora), .fallback = "false", .help = "DoRA: with magnitudes"},
     {"peft_use_rslora", NBL_KEY_BOOLEAN, AT(config.rslora), .fallback = "false",
      .help = "rank-stabilised scale"},
-    {"lora_model_dir", NBL_KEY_TEXT, AT(config.lora_model_dir), FREE, .help = "start from this adapter"},
+    {"lora_model_dir", NBL_KEY_TEXT, AT(config.lora_model_dir), IGNORE, .help = "start from this adapter"},
     /* data */
     {"datasets", NBL_KEY_DATASETS, AT(config.datasets), ROWS(dataset_keys), .help = "the files; needed"},
     {"train_on_inputs", NBL_KEY_BOOLEAN, AT(config.train_on_inputs), .fallback = "false",
@@ -196,9 +196,9 @@ const nbl__run_key nbl__run_keys[] = {
      .help = "drop examples whose tokens and labels are those of an earlier one"},
     {"sample_packing", NBL_KEY_BOOLEAN, AT(config.sample_packing), .fallback = "false",
      .help = "several examples in one sequence"},
-    {"eval_sample_packing", NBL_KEY_BOOLEAN, AT(config.eval_sample_packing), FREE,
+    {"eval_sample_packing", NBL_KEY_BOOLEAN, AT(config.eval_sample_packing), IGNORE,
      .help = "the same in evaluations; as `sample_packing`"},
-    {"pad_to_sequence_len", NBL_KEY_BOOLEAN, AT(config.pad_to_sequence_len), FREE, .fallback = "false",
+    {"pad_to_sequence_len", NBL_KEY_BOOLEAN, AT(config.pad_to_sequence_len), IGNORE, .fallback = "false",
      .help = "plan for full sequences; nothing is padded, so no result changes"},
     {"shuffle_merged_datasets", NBL_KEY_BOOLEAN, AT(config.shuffle), .fallback = "true",
      .help = "mix the examples of all files"},
@@ -218,9 +218,9 @@ const nbl__run_key nbl__run_keys[] = {
     {"batch_size", NBL_KEY_INTEGER, AT(batch_size), BATCHES, .unwritten = true,
      .help = "sequences in one step: `micro_batch_size` times `gradient_accumulation_steps`, in place of the "
              "latter"},
-    {"num_epochs", NBL_KEY_REAL, AT(config.num_epochs), TELL, .min = ABOVE_0, .max = 1e9,
+    {"num_epochs", NBL_KEY_REAL, AT(config.num_epochs), RECORD, .min = ABOVE_0, .max = 1e9,
      .range = "above 0, at most 1e9", .fallback = "1.0", .help = "how often everything is trained"},
-    {"max_steps", NBL_KEY_INTEGER, AT(config.max_steps), TELL, POSITIVE,
+    {"max_steps", NBL_KEY_INTEGER, AT(config.max_steps), RECORD, POSITIVE,
      .help = "stop after this many steps, whatever `num_epochs` says"},
     {"optimizer", NBL_KEY_CHOICE, AT(config.adam8bit), .choices = optimizers, .aliases = optimizer_names,
      .fallback = "adamw_torch", .help = "AdamW with moments in f32 or in 8 bits"},
@@ -251,56 +251,57 @@ const nbl__run_key nbl__run_keys[] = {
      .range = "above 0, at most 1", .fallback = "1e-8", .help = "of AdamW"},
     {"max_grad_norm", NBL_KEY_REAL, AT(config.max_grad_norm), ALLOW, .min = 0, .max = 1e30,
      .range = "0 to 1e30", .fallback = "1.0", .help = "longer gradients are scaled to this; 0: never"},
-    {"gradient_checkpointing", NBL_KEY_BOOLEAN, AT(config.gradient_checkpointing), FREE,
+    {"gradient_checkpointing", NBL_KEY_BOOLEAN, AT(config.gradient_checkpointing), IGNORE,
      .aliases = recompute_names, .fallback = "false",
      .help = "recompute activations in the backward pass instead of keeping them"},
-    {"logging_steps", NBL_KEY_INTEGER, AT(config.logging_steps), FREE, POSITIVE, .fallback = "1",
+    {"logging_steps", NBL_KEY_INTEGER, AT(config.logging_steps), IGNORE, POSITIVE, .fallback = "1",
      .help = "a line of metrics every so many steps"},
-    {"eval_strategy", NBL_KEY_CHOICE, AT(config.eval_strategy), FREE, .choices = strategies,
+    {"eval_strategy", NBL_KEY_CHOICE, AT(config.eval_strategy), IGNORE, .choices = strategies,
      .help = "when to evaluate; not given: as `eval_steps` or `evals_per_epoch` say"},
-    {"eval_steps", NBL_KEY_INTEGER, AT(config.eval_steps), FREE, NATURAL, .fallback = "0",
+    {"eval_steps", NBL_KEY_INTEGER, AT(config.eval_steps), IGNORE, NATURAL, .fallback = "0",
      .help = "evaluate every so many steps; 0: after every epoch"},
-    {"evals_per_epoch", NBL_KEY_INTEGER, AT(config.evals_per_epoch), FREE, NATURAL, .fallback = "0",
+    {"evals_per_epoch", NBL_KEY_INTEGER, AT(config.evals_per_epoch), IGNORE, NATURAL, .fallback = "0",
      .help = "the same by epochs; 0: not given"},
-    {"save_strategy", NBL_KEY_CHOICE, AT(config.save_strategy), FREE, .choices = save_strategies,
+    {"save_strategy", NBL_KEY_CHOICE, AT(config.save_strategy), IGNORE, .choices = save_strategies,
      .help = "when to save a checkpoint; not given: as `save_steps` or `saves_per_epoch` say; best: with "
              "every best evaluation; no: on Ctrl-C only"},
-    {"save_steps", NBL_KEY_INTEGER, AT(config.save_steps), FREE, NATURAL, .fallback = "0",
+    {"save_steps", NBL_KEY_INTEGER, AT(config.save_steps), IGNORE, NATURAL, .fallback = "0",
      .help = "a checkpoint every so many steps; 0: after every epoch"},
-    {"saves_per_epoch", NBL_KEY_INTEGER, AT(config.saves_per_epoch), FREE, NATURAL, .fallback = "0",
+    {"saves_per_epoch", NBL_KEY_INTEGER, AT(config.saves_per_epoch), IGNORE, NATURAL, .fallback = "0",
      .help = "the same by epochs; 0: not given"},
-    {"save_total_limit", NBL_KEY_INTEGER, AT(config.save_total_limit), FREE, NATURAL, .fallback = "0",
+    {"save_total_limit", NBL_KEY_INTEGER, AT(config.save_total_limit), IGNORE, NATURAL, .fallback = "0",
      .help = "checkpoints that are kept; 0: all; the newest and the best stay in any case"},
-    {"early_stopping_patience", NBL_KEY_INTEGER, AT(config.early_stopping_patience), FREE, NATURAL,
+    {"early_stopping_patience", NBL_KEY_INTEGER, AT(config.early_stopping_patience), IGNORE, NATURAL,
      .fallback = "0", .help = "stop after so many evaluations without a better one; 0: never"},
-    {"load_best_model_at_end", NBL_KEY_BOOLEAN, AT(config.load_best), FREE, .fallback = "false",
+    {"load_best_model_at_end", NBL_KEY_BOOLEAN, AT(config.load_best), IGNORE, .fallback = "false",
      .help = "the result is the best evaluated step's, not the last one's; with `early_stopping_patience` "
              "always true"},
-    {"metric_for_best_model", NBL_KEY_TEXT, AT(config.metric), FREE, .choices = metrics,
+    {"metric_for_best_model", NBL_KEY_TEXT, AT(config.metric), IGNORE, .choices = metrics,
      .fallback = "eval_loss", .help = "the metric of the best evaluation; loss is eval_loss, too"},
     {"greater_is_better", NBL_KEY_BOOLEAN, AT(config.greater_is_better), .fallback = "false",
      .help = "the highest value of `metric_for_best_model` is the best, not the lowest"},
-    {"loss_watchdog_threshold", NBL_KEY_REAL, AT(config.loss_watchdog_threshold), FREE, .min = 0, .max = 1e9,
-     .range = "0 to 1e9", .fallback = "0.0", .help = "stop when the loss stays above this; 0: never"},
-    {"loss_watchdog_patience", NBL_KEY_INTEGER, AT(config.loss_watchdog_patience), FREE, POSITIVE,
+    {"loss_watchdog_threshold", NBL_KEY_REAL, AT(config.loss_watchdog_threshold), IGNORE, .min = 0,
+     .max = 1e9, .range = "0 to 1e9", .fallback = "0.0",
+     .help = "stop when the loss stays above this; 0: never"},
+    {"loss_watchdog_patience", NBL_KEY_INTEGER, AT(config.loss_watchdog_patience), IGNORE, POSITIVE,
      .fallback = "3", .help = "for so many steps"},
-    {"output_dir", NBL_KEY_TEXT, AT(config.output_dir), FREE, .fallback = "./model-out",
+    {"output_dir", NBL_KEY_TEXT, AT(config.output_dir), IGNORE, .fallback = "./model-out",
      .help = "where everything goes"},
     {"seed", NBL_KEY_INTEGER, AT(config.seed), .min = 0, .max = 0x1p63, .range = "0 to 9223372036854775807",
      .fallback = "42", .help = "everything random comes from it"},
-    {"resume_from_checkpoint", NBL_KEY_TEXT, AT(config.resume_from_checkpoint), FREE,
+    {"resume_from_checkpoint", NBL_KEY_TEXT, AT(config.resume_from_checkpoint), IGNORE,
      .help = "go on from this folder"},
-    {"auto_resume_from_checkpoints", NBL_KEY_BOOLEAN, AT(config.auto_resume), FREE, .fallback = "false",
+    {"auto_resume_from_checkpoints", NBL_KEY_BOOLEAN, AT(config.auto_resume), IGNORE, .fallback = "false",
      .help = "go on from the newest checkpoint in `output_dir`, if there is one"},
     {"device", NBL_KEY_TEXT, AT(config.device), ALLOW, .choices = devices,
      .help = "ours: where it runs; auto, or not given: on the first CUDA device if it can be used"},
-    {"threads", NBL_KEY_INTEGER, AT(config.threads), FREE, .min = 0, .max = 1024, .range = "0 to 1024",
+    {"threads", NBL_KEY_INTEGER, AT(config.threads), IGNORE, .min = 0, .max = 1024, .range = "0 to 1024",
      .fallback = "0", .help = "ours: 0: all cores, or as the command line says; no result depends on it"},
-    {"memory", NBL_KEY_BYTES, AT(config.memory), FREE, .range = "bytes, or 4G, 512MiB; above 0, below 2^62",
+    {"memory", NBL_KEY_BYTES, AT(config.memory), IGNORE, .range = "bytes, or 4G, 512MiB; above 0, below 2^62",
      .help = "ours: recompute to keep within it, refuse to start when that is not enough; on a CUDA device, "
              "use the rest to recompute less and to keep weights dequantized; without it, recompute "
              "where a run would not fit what the machine has available"},
-    {"report", NBL_KEY_BOOLEAN, AT(config.report), FREE, .fallback = "true",
+    {"report", NBL_KEY_BOOLEAN, AT(config.report), IGNORE, .fallback = "true",
      .help = "ours: write report.html"},
 };
 
@@ -378,7 +379,7 @@ static char small(char c)
 
 /* The Damerau-Levenshtein distance between a known name and a word: insertions, deletions,
  * changes and swaps of letters. Ignores case; the word counts up to 63 bytes. */
-static int edits(const char *name, const char *word)
+static int edit_distance(const char *name, const char *word)
 {
     enum { MAX = 64 };
     int rows[3][MAX], n = (int)strlen(name), m = lesser((int)strlen(word), MAX - 1);
@@ -408,7 +409,7 @@ const char *nbl__run_key_nearest(const nbl__run_key *keys, int count, const char
     /* the smallest distance that is too far */
     int min = length < 64 ? ((int)length + 2) / 4 + 1 : 0;
     for (int i = 0; i < count; i++) {
-        int distance = edits(keys[i].name, name);
+        int distance = edit_distance(keys[i].name, name);
         if (distance < min) nearest = keys[i].name, min = distance;
     }
     return nearest;

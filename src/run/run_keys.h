@@ -38,10 +38,10 @@ typedef struct nbl__run_alias {
 /* Whether a resumed run may have another value than its checkpoint. docs/TRAINING.md lists the
  * keys of each rule. */
 typedef enum nbl__resume_rule {
-    NBL_RESUME_NEVER, /* no: it decides what is trained, on what data, or how that is stored */
-    NBL_RESUME_ALLOW, /* if the caller allows changes; the change is recorded in the history */
-    NBL_RESUME_TELL,  /* yes: it concerns later steps only; the change is recorded in the history */
-    NBL_RESUME_FREE   /* yes: the parameters do not depend on it; it is not recorded */
+    NBL_RESUME_NEVER,  /* no: it decides what is trained, on what data, or how that is stored */
+    NBL_RESUME_ALLOW,  /* if the caller allows changes; the change is recorded in the history */
+    NBL_RESUME_RECORD, /* yes: it concerns later steps only; the change is recorded in the history */
+    NBL_RESUME_IGNORE  /* yes: the parameters do not depend on it; it is not recorded */
 } nbl__resume_rule;
 
 typedef struct nbl__run_key {

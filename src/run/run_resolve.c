@@ -213,7 +213,7 @@ static nbl_status resolve_files(reader *r)
     return NBL_OK;
 }
 
-/* batch_size as in axolotl: sequences per optimiser step = micro_batch_size ·
+/* batch_size as in axolotl: sequences per optimizer step = micro_batch_size ·
  * gradient_accumulation_steps. */
 static nbl_status resolve_batch(reader *r)
 {

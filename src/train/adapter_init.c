@@ -39,7 +39,7 @@ static void fill_uniform(float *to, int64_t n, double bound, uint64_t key)
     }
 }
 
-/* norms[i] = ‖row i of the base weight‖, summed in f64, one dequantised row at a time. The
+/* norms[i] = ‖row i of the base weight‖, summed in f64, one dequantized row at a time. The
  * module's name is module[0..length). */
 static nbl_status fill_norms(nbl_model *model, const char *module, size_t length, float *norms)
 {
@@ -72,12 +72,12 @@ nbl_status nbl__init_adapter(nbl__session *s, uint64_t seed)
         if (!is_a && !is_magnitude) continue;
         int64_t n = nbl__tensor_elements(&info->tensor);
         void *memory = nbl__plan_address(&s->plan, v), *to;
-        NBL_TRY(nbl__memory_lend(s->graph.ctx, memory, (size_t)n * sizeof(float), false, &to));
+        NBL_TRY(nbl__memory_map_host(s->graph.ctx, memory, (size_t)n * sizeof(float), false, &to));
         if (is_a)
             fill_uniform(to, n, 1 / sqrt((double)info->tensor.shape[1]),
                          nbl__hash(seed, info->name, strlen(info->name)));
         else NBL_TRY(fill_norms(s->model, info->name, strlen(info->name) - strlen(magnitude_end), to));
-        NBL_TRY(nbl__memory_return(s->graph.ctx, memory, (size_t)n * sizeof(float), to));
+        NBL_TRY(nbl__memory_unmap_host(s->graph.ctx, memory, (size_t)n * sizeof(float), to));
     }
     return NBL_OK;
 }

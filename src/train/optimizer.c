@@ -36,18 +36,18 @@ static size_t round_up(size_t bytes)
 }
 
 /* Takes the moments of one tensor from `cut`, in the layout of the file head. */
-static void cut_moments(nbl__cut *cut, nbl__trained *t)
+static void cut_moments(nbl__bump *bump, nbl__trained *t)
 {
     int64_t n = nbl__tensor_elements(&t->adam.p), blocks = nbl__ceil_div(n, SCALE_BLOCK);
     nbl_dtype dtype = t->bits == 8 ? NBL_DTYPE_U8 : NBL_DTYPE_F32;
     size_t bytes = round_up((size_t)n * (size_t)t->bits / 8);
     t->adam.m = t->adam.v = t->adam.p;
     t->adam.m.dtype = t->adam.v.dtype = dtype;
-    t->adam.m.data = nbl__cut_bytes(cut, bytes);
-    t->adam.v.data = nbl__cut_bytes(cut, bytes);
+    t->adam.m.data = nbl__bump_alloc(bump, bytes);
+    t->adam.v.data = nbl__bump_alloc(bump, bytes);
     if (t->bits != 8) return;
-    t->adam.m_absmax = nbl_vector(NBL_DTYPE_F32, blocks, nbl__cut_bytes(cut, round_up((size_t)blocks * 4)));
-    t->adam.v_absmax = nbl_vector(NBL_DTYPE_F32, blocks, nbl__cut_bytes(cut, round_up((size_t)blocks * 4)));
+    t->adam.m_absmax = nbl_vector(NBL_DTYPE_F32, blocks, nbl__bump_alloc(bump, round_up((size_t)blocks * 4)));
+    t->adam.v_absmax = nbl_vector(NBL_DTYPE_F32, blocks, nbl__bump_alloc(bump, round_up((size_t)blocks * 4)));
 }
 
 static bool is_trained(const nbl__value_info *info)
@@ -75,14 +75,14 @@ static nbl_status open_tensors(nbl__session *s, bool adam8bit, nbl__optimizer *o
     o->moments = nbl__memory_alloc(o->ctx, o->moment_bytes);
     o->clipping = nbl__memory_alloc(o->ctx, sizeof *o->clipping);
     if (o->moments == NULL || o->clipping == NULL) return NBL_ERROR_MEMORY;
-    nbl__cut cut = {o->moments, 0};
+    nbl__bump bump = {o->moments, 0};
     int64_t i = 0;
     for (nbl__value v = 1; v <= s->graph.value_count; v++) {
         const nbl__value_info *info = &s->graph.values[v];
         if (!is_trained(info)) continue;
         nbl__trained *t = &o->tensors[i];
         *t = describe(info, adam8bit);
-        cut_moments(&cut, t);
+        cut_moments(&bump, t);
         t->adam.p.data = nbl__plan_address(&s->plan, v);
         t->adam.g = s->graph.values[info->gradient].tensor;
         t->adam.g.data = nbl__plan_address(&s->plan, info->gradient);
@@ -110,8 +110,8 @@ void nbl__optimizer_close(nbl__optimizer *o)
 
 nbl_status nbl__optimizer_norm(nbl__optimizer *o, double max_norm, nbl__clipping *clipping)
 {
-    NBL_TRY(nbl__grad_norm_later(o->ctx, o->gradients, o->count, max_norm, o->clipping));
-    return nbl__memory_fetch(o->ctx, clipping, o->clipping, sizeof *clipping);
+    NBL_TRY(nbl__grad_norm_enqueue(o->ctx, o->gradients, o->count, max_norm, o->clipping));
+    return nbl__memory_read_async(o->ctx, clipping, o->clipping, sizeof *clipping);
 }
 
 nbl_status nbl__optimizer_step(nbl__optimizer *o, const nbl__run_config *config, double lr, double grad_scale,
@@ -162,7 +162,8 @@ static size_t bytes_of(const nbl_tensor *t)
 }
 
 /* Declares all tensors of the file, then writes their data in the same order. */
-static nbl_status put_moments(nbl__optimizer *o, nbl__writer *writer, nbl__arena *arena, nbl__output *output)
+static nbl_status put_moments(nbl__optimizer *o, nbl__safetensors_writer *writer, nbl__arena *arena,
+                              nbl__output *output)
 {
     nbl_tensor *parts[4];
     int64_t number = 0;
@@ -172,30 +173,30 @@ static nbl_status put_moments(nbl__optimizer *o, nbl__writer *writer, nbl__arena
         for (int k = 0, n = parts_of(&o->tensors[i], parts); k < n; k++) {
             const char *name = nbl__arena_printf(arena, "%s.%s", o->tensors[i].name, part_names[k]);
             if (name == NULL) return NBL_ERROR_MEMORY;
-            NBL_TRY(nbl__writer_declare(writer, 0, name, parts[k]->dtype, parts[k]->rank, parts[k]->shape,
-                                        &number));
+            NBL_TRY(nbl__safetensors_writer_declare(writer, 0, name, parts[k]->dtype, parts[k]->rank,
+                                                    parts[k]->shape, &number));
         }
-    NBL_TRY(nbl__writer_layout(writer, UINT64_MAX, &bytes, &files));
-    NBL_TRY(nbl__writer_begin_group(writer, output, 0));
+    NBL_TRY(nbl__safetensors_writer_layout(writer, UINT64_MAX, &bytes, &files));
+    NBL_TRY(nbl__safetensors_writer_begin_group(writer, output, 0));
     number = 0;
     for (int64_t i = 0; i < o->count; i++)
         for (int k = 0, n = parts_of(&o->tensors[i], parts); k < n; k++, number++) {
             void *host;
-            NBL_TRY(nbl__memory_lend(o->ctx, parts[k]->data, bytes_of(parts[k]), true, &host));
-            NBL_TRY(nbl__writer_write_all(writer, number, host));
+            NBL_TRY(nbl__memory_map_host(o->ctx, parts[k]->data, bytes_of(parts[k]), true, &host));
+            NBL_TRY(nbl__safetensors_writer_write_all(writer, number, host));
         }
-    return nbl__writer_finish(writer, output, &bytes);
+    return nbl__safetensors_writer_finish(writer, output, &bytes);
 }
 
 nbl_status nbl__optimizer_put(nbl__optimizer *o, nbl__output *output)
 {
     nbl__arena arena = nbl__arena_make(o->ctx);
-    nbl__writer *writer;
-    nbl_status status = nbl__writer_create(o->ctx, &writer);
+    nbl__safetensors_writer *writer;
+    nbl_status status = nbl__safetensors_writer_create(o->ctx, &writer);
     if (status == NBL_OK) {
-        nbl__writer_name(writer, "optimizer");
+        nbl__safetensors_writer_name(writer, "optimizer");
         status = put_moments(o, writer, &arena, output);
-        nbl__writer_free(writer);
+        nbl__safetensors_writer_free(writer);
     }
     nbl__arena_free(&arena);
     return status;
@@ -212,7 +213,7 @@ static const nbl__stored *find(const nbl__stored *stored, int64_t count, const c
     return NULL;
 }
 
-/* Copies every stored moment into the optimiser. The file must hold exactly the run's moments. */
+/* Copies every stored moment into the optimizer. The file must hold exactly the run's moments. */
 static nbl_status load_moments(nbl__optimizer *o, const char *path, const nbl__file *file,
                                const nbl__stored *stored, int64_t count)
 {
@@ -228,7 +229,7 @@ static nbl_status load_moments(nbl__optimizer *o, const char *path, const nbl__f
                       nbl_dtype_name(t->dtype), nbl__show_shape(t->rank, t->shape).text,
                       nbl_dtype_name(parts[k]->dtype), nbl__show_shape(parts[k]->rank, parts[k]->shape).text);
             NBL_TRY(nbl__progress_poll(o->ctx, t->name));
-            NBL_TRY(nbl__memory_put(o->ctx, parts[k]->data, t->data, t->bytes));
+            NBL_TRY(nbl__memory_write(o->ctx, parts[k]->data, t->data, t->bytes));
             nbl__file_drop(file, t->data, t->bytes);
         }
     NBL_CHECK(o->ctx, used == count, NBL_ERROR_FORMAT,

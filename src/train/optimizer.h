@@ -1,7 +1,7 @@
 /* optimizer.h - the tensors that a run trains, their gradients, and AdamW's moments.
  *
  * Masters (the f32 parameters that are trained) and gradients belong to the session's plan. The
- * moments belong to the optimiser: one allocation, whose size the plan has counted
+ * moments belong to the optimizer: one allocation, whose size the plan has counted
  * (nbl__moment_bytes). On a device all three are device memory. Bytes per parameter: 8 with 32-bit
  * moments, 2 + 8/256 with 8-bit moments.
  *
@@ -19,7 +19,7 @@ typedef struct nbl__trained {
     const char *name;
     bool decays;           /* weight decay applies */
     int bits;              /* per moment: 32 or 8 */
-    nbl_adamw_tensor adam; /* p, g: the plan's; m, v and their scales: the optimiser's */
+    nbl_adamw_tensor adam; /* p, g: the plan's; m, v and their scales: the optimizer's */
 } nbl__trained;
 
 typedef struct nbl__optimizer {
@@ -35,7 +35,7 @@ typedef struct nbl__optimizer {
 } nbl__optimizer;
 
 /* Collects the trained tensors of a bound session and allocates zeroed moments. The session must
- * outlive the optimiser. NBL_ERROR_ARGUMENT: nothing is trained. */
+ * outlive the optimizer. NBL_ERROR_ARGUMENT: nothing is trained. */
 nbl_status nbl__optimizer_open(nbl__session *session, bool adam8bit, nbl__optimizer *optimizer);
 void nbl__optimizer_close(nbl__optimizer *optimizer);
 /* Enqueues the norm over all gradients together and the clipping factor for max_norm; 0: no

@@ -36,7 +36,7 @@ static nbl_status on_host(nbl__arena *arena, const nbl_tensor *master, nbl_tenso
     size_t bytes = (size_t)nbl__tensor_elements(master) * sizeof(float);
     void *lent;
     *tensor = *master;
-    NBL_TRY(nbl__memory_lend(arena->ctx, master->data, bytes, true, &lent));
+    NBL_TRY(nbl__memory_map_host(arena->ctx, master->data, bytes, true, &lent));
     if (lent == master->data) return NBL_OK;
     tensor->data = nbl__arena_alloc(arena, bytes);
     if (tensor->data == NULL) return NBL_ERROR_MEMORY;
@@ -86,7 +86,7 @@ static nbl_status describe(nbl__arena *arena, const nbl__peft *peft, const nbl__
 }
 
 static nbl_status write_adapter(const nbl__peft *peft, const nbl__optimizer *o, const nbl__run_config *config,
-                                const char *target, nbl__more_fn more, void *user)
+                                const char *target, nbl__add_files_fn add_files, void *user)
 {
     nbl__arena arena = nbl__arena_make(o->ctx);
     nbl__output *output = NULL;
@@ -98,7 +98,7 @@ static nbl_status write_adapter(const nbl__peft *peft, const nbl__optimizer *o, 
     NBL_GO(nbl__output_begin(o->ctx, target, 0, &output));
     NBL_GO(nbl__peft_put(output, &d));
     NBL_GO(nbl__text_files_put(output, &text));
-    if (more) NBL_GO(more(user, output));
+    if (add_files) NBL_GO(add_files(user, output));
     nbl__output *finished = output;
     output = NULL;
     status = nbl__output_commit(finished);
@@ -122,11 +122,12 @@ static nbl_status write_master(nbl__conversion *v, const nbl_tensor *master, nbl
         int64_t n = nbl__min_i64(PIECE, elements - at);
         void *from;
         if ((status = nbl__progress_poll(v->ctx, "saving")) != NBL_OK) break;
-        status = nbl__memory_lend(v->ctx, (float *)master->data + at, (size_t)n * sizeof(float), true, &from);
+        status = nbl__memory_map_host(v->ctx, (float *)master->data + at, (size_t)n * sizeof(float), true,
+                                      &from);
         if (status == NBL_OK) status = nbl_convert(v->ctx, NBL_DTYPE_F32, from, dtype, buffer, n);
         if (status == NBL_OK)
-            status = nbl__writer_write(v->writer, number, buffer, (size_t)n * nbl__size_of(dtype),
-                                       (uint64_t)at * nbl__size_of(dtype));
+            status = nbl__safetensors_writer_write(v->writer, number, buffer, (size_t)n * nbl__size_of(dtype),
+                                                   (uint64_t)at * nbl__size_of(dtype));
     }
     nbl__free(v->ctx, buffer, PIECE * sizeof(float));
     return status;
@@ -135,18 +136,20 @@ static nbl_status write_master(nbl__conversion *v, const nbl_tensor *master, nbl
 /* Declares all tensors in the order of the base, then writes them in that order, then
  * config.json with its changes and the remaining files. */
 static nbl_status write_model_into(nbl__conversion *v, const nbl__optimizer *o, nbl_dtype dtype,
-                                   const char *target, nbl__more_fn more, void *user)
+                                   const char *target, nbl__add_files_fn add_files, void *user)
 {
     const nbl_checkpoint *c = v->checkpoint;
     for (int64_t i = 0, number; i < c->tensor_count; i++) {
         const nbl_tensor_info *t = &c->tensors[i];
         if (find(o, t->name) == NULL) NBL_TRY(nbl__declare_copy(v, i, t, &number));
-        else NBL_TRY(nbl__writer_declare(v->writer, i, t->name, dtype, t->rank, t->shape, &number));
+        else
+            NBL_TRY(
+                nbl__safetensors_writer_declare(v->writer, i, t->name, dtype, t->rank, t->shape, &number));
     }
     NBL_TRY(nbl__conversion_begin(v, target, 0));
     for (int64_t i = 0; i < c->tensor_count; i++) {
         const nbl_tensor *master = find(o, c->tensors[i].name);
-        NBL_TRY(nbl__writer_begin_group(v->writer, v->output, i));
+        NBL_TRY(nbl__safetensors_writer_begin_group(v->writer, v->output, i));
         if (master == NULL) NBL_TRY(nbl__write_copy(v, &c->tensors[i], i));
         else NBL_TRY(write_master(v, master, dtype, i));
     }
@@ -158,14 +161,14 @@ static nbl_status write_model_into(nbl__conversion *v, const nbl__optimizer *o, 
                                             edits + count);
     if (more_count < 0) return NBL_ERROR_MEMORY;
     NBL_TRY(nbl__conversion_finish(v, edits, count + more_count));
-    if (more) NBL_TRY(more(user, v->output));
+    if (add_files) NBL_TRY(add_files(user, v->output));
     nbl__output *output = v->output;
     v->output = NULL;
     return nbl__output_commit(output);
 }
 
 static nbl_status write_model(const nbl__optimizer *o, const nbl__run_config *config, nbl_dtype dtype,
-                              const char *target, nbl__more_fn more, void *user)
+                              const char *target, nbl__add_files_fn add_files, void *user)
 {
     nbl__conversion v;
     nbl__text_source text;
@@ -174,16 +177,16 @@ static nbl_status write_model(const nbl__optimizer *o, const nbl__run_config *co
         true; /* a non-finite tensor of the base must not keep a finished run from being saved */
     if (status == NBL_OK) status = nbl__result_text(o->ctx, config, &text);
     v.text = &text;
-    if (status == NBL_OK) status = write_model_into(&v, o, dtype, target, more, user);
+    if (status == NBL_OK) status = write_model_into(&v, o, dtype, target, add_files, user);
     nbl__conversion_close(&v);
     return status;
 }
 
 nbl_status nbl__result_write(nbl__session *s, const nbl__optimizer *o, const nbl__run_config *config,
-                             nbl_dtype dtype, const char *target, nbl__more_fn more, void *user)
+                             nbl_dtype dtype, const char *target, nbl__add_files_fn add_files, void *user)
 {
-    return s->model->peft ? write_adapter(s->model->peft, o, config, target, more, user)
-                          : write_model(o, config, dtype, target, more, user);
+    return s->model->peft ? write_adapter(s->model->peft, o, config, target, add_files, user)
+                          : write_model(o, config, dtype, target, add_files, user);
 }
 
 /* The tensor "prefix" "name" of the checkpoint, or NULL. */
@@ -209,7 +212,7 @@ static nbl_status load_masters(nbl__optimizer *o, nbl_checkpoint *c, const char 
                       t->bytes == (uint64_t)nbl__tensor_elements(master) * sizeof(float),
                   NBL_ERROR_FORMAT, "%s: no f32 tensor \"%s%s\" of this model", c->path, prefix,
                   o->tensors[i].name);
-        NBL_TRY(nbl__memory_put(o->ctx, master->data, w->data, t->bytes));
+        NBL_TRY(nbl__memory_write(o->ctx, master->data, w->data, t->bytes));
         nbl__checkpoint_drop(c, w->data, t->bytes);
     }
     return NBL_OK;

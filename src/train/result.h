@@ -6,14 +6,14 @@
 #include "train/optimizer.h"
 
 /* Adds files to the folder before it is renamed to its final name. */
-typedef nbl_status (*nbl__more_fn)(void *user, nbl__output *output);
+typedef nbl_status (*nbl__add_files_fn)(void *user, nbl__output *output);
 
 /* Writes the folder `target`, which must not exist. It appears whole or not at all. dtype: of
- * the trained tensors of a whole model; an adapter is always f32. more: may be NULL; user: its
+ * the trained tensors of a whole model; an adapter is always f32. add_files: may be NULL; user: its
  * first argument. */
 nbl_status nbl__result_write(nbl__session *session, const nbl__optimizer *trained,
                              const nbl__run_config *config, nbl_dtype dtype, const char *target,
-                             nbl__more_fn more, void *user);
+                             nbl__add_files_fn add_files, void *user);
 /* Writes the same files into output_dir. Each file appears whole, the weights last. */
 nbl_status nbl__result_publish(nbl__session *session, const nbl__optimizer *trained,
                                const nbl__run_config *config, nbl_dtype dtype);

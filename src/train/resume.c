@@ -76,7 +76,7 @@ static nbl_status put_states(const nbl__run_parts *p, nbl__output *output, nbl__
     return nbl__output_put(output, state_name, text->text, text->size);
 }
 
-/* nbl__more_fn of a checkpoint: adds to a result what only a checkpoint has. user:
+/* nbl__add_files_fn of a checkpoint: adds to a result what only a checkpoint has. user:
  * nbl__run_parts. */
 static nbl_status put_more(void *user, nbl__output *output)
 {
@@ -139,12 +139,12 @@ static nbl_status remove_one(nbl__arena *arena, const nbl__run_parts *p, int64_t
     const char *folder = nbl__checkpoint_folder(arena, p->config->output_dir, step);
     nbl_status status = folder ? nbl__remove_folder(arena->ctx, folder) : NBL_ERROR_MEMORY;
     if (status == NBL_OK || status == NBL_ERROR_MEMORY) return status;
-    if (p->unremoved->count == 0 || p->unremoved->last < step) {
+    if (p->stale_checkpoints->count == 0 || p->stale_checkpoints->last < step) {
         nbl__log(arena->ctx, NBL_LOG_WARNING,
                  "%s is beyond save_total_limit, but cannot be removed: %s; the run goes on", folder,
                  nbl_error_message(arena->ctx));
-        p->unremoved->count++;
-        p->unremoved->last = step;
+        p->stale_checkpoints->count++;
+        p->stale_checkpoints->last = step;
     }
     return NBL_OK;
 }

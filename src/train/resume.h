@@ -27,7 +27,7 @@
 /* Where a run stands after a step. Saved in nibble_state.json: see resume_state.c for the
  * format. */
 typedef struct nbl__run_state {
-    int64_t step;         /* optimiser steps done */
+    int64_t step;         /* optimizer steps done */
     int64_t epoch, batch; /* the next micro-batch: its epoch, and its index in that epoch */
     int64_t batches;      /* micro-batches of that epoch */
     double loss_sum;      /* sum of the losses since the last record, over loss_steps steps */
@@ -52,9 +52,9 @@ static inline double nbl__run_epoch(const nbl__run_state *state)
 }
 
 /* Counts old checkpoints that could not be removed. */
-typedef struct nbl__unremoved {
+typedef struct nbl__stale_checkpoints {
     int64_t count, last; /* the last one's step */
-} nbl__unremoved;
+} nbl__stale_checkpoints;
 
 /* What a checkpoint saves and restores: pointers into the trainer. */
 typedef struct nbl__run_parts {
@@ -66,14 +66,14 @@ typedef struct nbl__run_parts {
     int64_t max_steps;
     const nbl__run_values *values; /* the keys of config that are recorded */
     const nbl__name_list *history; /* allowed changes of keys, one line each */
-    nbl__unremoved *unremoved;
+    nbl__stale_checkpoints *stale_checkpoints;
 } nbl__run_parts;
 
 /* The path output_dir/checkpoint-STEP, in the arena; NULL: no memory. */
 const char *nbl__checkpoint_folder(nbl__arena *arena, const char *output_dir, int64_t step);
 /* Writes output_dir/checkpoint-STEP; an existing one is replaced. Then removes the oldest
  * checkpoints beyond save_total_limit, but never the newest or the best. A checkpoint that
- * cannot be removed causes a warning and is counted in `unremoved`; it is no error. Sets
+ * cannot be removed causes a warning and is counted in `stale_checkpoints`; it is no error. Sets
  * state->best_state if this step is the best. */
 nbl_status nbl__checkpoint_save(const nbl__run_parts *parts);
 /* The checksum of nibble_state.json. That file holds the checksums of all others, so the number

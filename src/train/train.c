@@ -280,7 +280,7 @@ static double last_loss(const nbl__trainer *t, bool evaluation)
 
 /* Writes the result into output_dir. If it is the best step's, the masters are overwritten with
  * that step's parameters: no step may follow. */
-static nbl_status publish(loop *l)
+static nbl_status write_result(loop *l)
 {
     nbl__trainer *t = &l->t;
     if (t->config->load_best && t->state.best_step == 0)
@@ -294,9 +294,9 @@ static nbl_status publish(loop *l)
 
 /* Repeats at the end how many old checkpoints could not be removed: the first warning may be far
  * up. */
-static void warn_of_unremoved(const nbl__trainer *t)
+static void warn_of_stale_checkpoints(const nbl__trainer *t)
 {
-    const nbl__unremoved *u = &t->unremoved;
+    const nbl__stale_checkpoints *u = &t->stale_checkpoints;
     if (u->count)
         nbl__log(t->ctx, NBL_LOG_WARNING,
                  "%s: %" PRId64 " old checkpoint%s beyond save_total_limit could not be removed, the last of "
@@ -321,7 +321,7 @@ static nbl_status run(loop *l)
                  t->config->metric);
     send_text(l, NBL_TRAIN_BEGIN, t->resumed);
     nbl_status status = run_steps(l);
-    warn_of_unremoved(t);
+    warn_of_stale_checkpoints(t);
     NBL_TRY(explain_unsaved(l, status));
     *l->summary = (nbl_train_summary){
         .step = t->state.step,
@@ -343,7 +343,7 @@ static nbl_status run(loop *l)
     if (l->why)
         nbl__log(t->ctx, NBL_LOG_WARNING, "stopped after step %" PRId64 ": %s", t->state.step, l->why);
     nbl__trainer_phase(t, 0, 0, t->config->full ? "saving the model" : "saving the adapter");
-    NBL_TRY(explain_unsaved(l, publish(l)));
+    NBL_TRY(explain_unsaved(l, write_result(l)));
     NBL_TRY(nbl__trainer_sample_after(t));
     return write_report(l, false);
 }

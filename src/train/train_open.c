@@ -8,7 +8,7 @@
  *     plan                         memory is computed, not yet allocated
  *     output_dir                   made; leftovers removed; an earlier run's output moved away
  *     samples before training      use the memory that training takes next
- *     begin_run                    memory, adapter, optimiser, state of the checkpoint */
+ *     begin_run                    memory, adapter, optimizer, state of the checkpoint */
 #include <math.h>
 #include <unistd.h>
 
@@ -37,7 +37,7 @@ void nbl__trainer_phase(nbl__trainer *t, int64_t part, int64_t parts, const char
 
 /* ---- the model ---- */
 
-/* *packed: the base model's weights are quantised on disk. Such weights are used as they are.
+/* *packed: the base model's weights are quantized on disk. Such weights are used as they are.
  * Fails if the configuration asks for full training or for another number of bits. */
 static nbl_status check_packed(nbl__trainer *t, bool *packed)
 {
@@ -59,7 +59,7 @@ static nbl_status check_packed(nbl__trainer *t, bool *packed)
 
 /* Opens base_model with the adapter in folder `adapter` (NULL: a new one, or none in full
  * training). The model is opened first to learn its formats. With load_in_4bit or load_in_8bit
- * it is opened again, to be quantised while it is read, unless its weights are quantised
+ * it is opened again, to be quantized while it is read, unless its weights are quantized
  * already. */
 static nbl_status open_model(nbl__trainer *t, const char *adapter, bool plan_only)
 {
@@ -135,7 +135,8 @@ static nbl__plan_request request_of(nbl_context *ctx, const nbl__run_config *c, 
     return (nbl__plan_request){.train = true,
                                .optimizer_bits = c->adam8bit ? 8 : 32,
                                .memory = memory,
-                               .available = (nbl__memory_left(ctx) + nbl__memory_beside(ctx)) / 10 * 9,
+                               .available = (nbl__memory_bytes_free(ctx) + nbl__memory_overhead_bytes(ctx)) /
+                                            10 * 9,
                                .min = c->gradient_checkpointing ? NBL_RECOMPUTE_LAYERS : NBL_RECOMPUTE_NONE};
 }
 
@@ -183,9 +184,10 @@ nbl_status nbl_run_make_plan(nbl_run *r, const char *model, int64_t tokens, int6
 
 /* ---- memory of a step outside the plan ---- */
 
-/* Allocates a window for the largest case. A window never spans two epochs, so it never holds more
- * micro-batches than there are examples. losses follow clipping in the same host memory. */
-static nbl_status open_window(nbl__trainer *t, nbl__window *w)
+/* Allocates a step batch for the largest case. A step batch never spans two epochs, so it never
+ * holds more micro-batches than there are examples. losses follow clipping in the same host memory.
+ * */
+static nbl_status open_step_batch(nbl__trainer *t, nbl__step_batch *w)
 {
     int64_t accumulation = nbl__min_i64(t->config->gradient_accumulation_steps,
                                         nbl__data_count(t->data).examples);
@@ -248,7 +250,7 @@ static nbl_status fingerprint(nbl__trainer *t)
  * "computed_on", because other kernels round differently. */
 static nbl_status collect_values(nbl__trainer *t)
 {
-    nbl__run_value machine = {.name = "computed_on", .rule = NBL_RESUME_TELL};
+    nbl__run_value machine = {.name = "computed_on", .rule = NBL_RESUME_RECORD};
     NBL_TRY(nbl__run_values_collect(&t->arena, t->config, &t->values));
     NBL_TRY(nbl__device_of(t->ctx)->machine(t->ctx, &t->arena, &machine.text));
     return nbl__run_values_add(&t->arena, &t->values, machine);
@@ -281,10 +283,10 @@ nbl__run_parts nbl__trainer_parts(nbl__trainer *t)
                             .max_steps = t->max_steps,
                             .values = &t->values,
                             .history = &t->history,
-                            .unremoved = &t->unremoved};
+                            .stale_checkpoints = &t->stale_checkpoints};
 }
 
-/* Allocates the plan's memory and brings parameters, optimiser, records and state to where the run
+/* Allocates the plan's memory and brings parameters, optimizer, records and state to where the run
  * begins or resumes. */
 static nbl_status begin_run(nbl__trainer *t)
 {
@@ -297,8 +299,8 @@ static nbl_status begin_run(nbl__trainer *t)
     NBL_TRY(nbl__session_bind(&t->session));
     if (t->model->peft && nbl__peft_is_new(t->model->peft)) NBL_TRY(nbl__init_adapter(&t->session, c->seed));
     NBL_TRY(nbl__optimizer_open(&t->session, c->adam8bit, &t->optimizer));
-    t->window = t->windows;
-    for (int i = 0; i < 2; i++) NBL_TRY(open_window(t, &t->windows[i]));
+    t->step_batch = t->step_batches;
+    for (int i = 0; i < 2; i++) NBL_TRY(open_step_batch(t, &t->step_batches[i]));
     t->records = (nbl__records){.ctx = t->ctx, .folder = c->output_dir};
     t->state = (nbl__run_state){.loss_scale = (nbl_dtype)c->compute == NBL_DTYPE_F16 ? 0x1p16 : 1,
                                 .best_eval = INFINITY,
@@ -360,15 +362,15 @@ nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config,
     return status;
 }
 
-/* Frees optimiser, session and model. The session is closed before the host memory of the
- * windows is freed: closing waits until the device no longer writes there. */
+/* Frees optimizer, session and model. The session is closed before the host memory of the
+ * step batches is freed: closing waits until the device no longer writes there. */
 static void release(nbl__trainer *t)
 {
     nbl__optimizer_close(&t->optimizer);
     if (t->session.model) nbl__session_close(&t->session);
     for (int i = 0; i < 2; i++) {
-        nbl__memory_free_host(t->ctx, t->windows[i].clipping, t->windows[i].result_bytes);
-        t->windows[i].clipping = NULL;
+        nbl__memory_free_host(t->ctx, t->step_batches[i].clipping, t->step_batches[i].result_bytes);
+        t->step_batches[i].clipping = NULL;
     }
     nbl_model_close(t->model);
     t->model = NULL;

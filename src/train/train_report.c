@@ -81,7 +81,7 @@ nbl_status nbl__trainer_sample_after(nbl__trainer *t)
 
 /* ---- the report ---- */
 
-/* The storage of the weights for the report: the format of the first quantised weight, else the
+/* The storage of the weights for the report: the format of the first quantized weight, else the
  * dtype. */
 static const char *storage_of(const nbl_model *m, nbl_dtype stored)
 {
@@ -106,7 +106,7 @@ void nbl__trainer_describe(nbl__trainer *t)
                    .scratch = plan->bytes[NBL_MEMORY_RUN] - plan->saved_bytes +
                               plan->bytes[NBL_MEMORY_INPUTS],
                    .kv = plan->bytes[NBL_MEMORY_STATES],
-                   .device = nbl__memory_beside(t->ctx)},
+                   .device = nbl__memory_overhead_bytes(t->ctx)},
         .memory_bytes = t->memory_bytes,
         .recompute = plan->recompute,
         .recomputed_layers = plan->recomputed_layers,

@@ -1,12 +1,12 @@
-/* train_step.c - one optimiser step, and evaluation. See trainer.h.
+/* train_step.c - one optimizer step, and evaluation. See trainer.h.
  *
- * Loss. loss = Σ over all trained tokens of the window / number of trained tokens. So the loss does
- * not depend on how the window is cut into micro-batches. Each micro-batch divides by the window's
+ * Loss. loss = Σ over all trained tokens of the step batch / number of trained tokens. So the loss does
+ * not depend on how the step batch is cut into micro-batches. Each micro-batch divides by the step batch's
  * number; the losses of the micro-batches are then summed. Gradients add up in f32, in the order of
  * the micro-batches.
  *
  * Loss scale (f16 only). The gradient of the loss is multiplied with loss_scale, a power of two,
- * and AdamW divides it out again. If a gradient overflows, the scale is halved and the window runs
+ * and AdamW divides it out again. If a gradient overflows, the scale is halved and the step batch runs
  * again. After STEPS_TO_GROW good steps the scale is doubled.
  *
  * Overlap (devices only). A step is enqueued without waiting for the host: norm and clipping factor
@@ -29,11 +29,12 @@
 
 enum { STEPS_TO_GROW = 2000 }; /* as torch.amp.GradScaler's growth_interval */
 
-/* ---- the window ---- */
+/* ---- the step batch ---- */
 
-/* Appends example `index` to the window. *at: tokens so far; *sequence: sequences so far. Label
+/* Appends example `index` to the step batch. *at: tokens so far; *sequence: sequences so far. Label
  * 0 of an example never counts: the label of position i is predicted from position i - 1. */
-static nbl_status add_example(nbl__trainer *t, nbl__window *w, int64_t index, int64_t *at, int64_t *sequence)
+static nbl_status add_example(nbl__trainer *t, nbl__step_batch *w, int64_t index, int64_t *at,
+                              int64_t *sequence)
 {
     nbl__example example;
     NBL_TRY(nbl__data_example(t->data, index, &example));
@@ -50,9 +51,9 @@ static nbl_status add_example(nbl__trainer *t, nbl__window *w, int64_t index, in
     return NBL_OK;
 }
 
-/* Fills the window with micro-batches of an epoch: at most `max`, starting with index `batch`. */
-static nbl_status fill_window(nbl__trainer *t, nbl__window *w, const nbl__epoch *epoch, int64_t batch,
-                              int64_t max)
+/* Fills the step batch with micro-batches of an epoch: at most `max`, starting with index `batch`. */
+static nbl_status fill_step_batch(nbl__trainer *t, nbl__step_batch *w, const nbl__epoch *epoch, int64_t batch,
+                                  int64_t max)
 {
     int64_t at = 0, sequence = 0;
     w->tokens = w->trained = w->enqueued = 0;
@@ -90,7 +91,7 @@ static void set_denominator(nbl__trainer *t, int64_t trained)
 }
 
 /* Writes micro-batch b's ids and labels to the inputs of the session. */
-static nbl_status load_batch(nbl__trainer *t, const nbl__window *w, int64_t b)
+static nbl_status load_batch(nbl__trainer *t, const nbl__step_batch *w, int64_t b)
 {
     int64_t first = w->starts[b];
     return nbl__session_load(&t->session, w->sequences + first, w->starts[b + 1] - first, w->targets + first);
@@ -98,7 +99,7 @@ static nbl_status load_batch(nbl__trainer *t, const nbl__window *w, int64_t b)
 
 /* Writes all inputs of a training run over micro-batch b. No argument of a step changes unless the
  * shapes do, so a device replays its captured graph. */
-static nbl_status choose_batch(nbl__trainer *t, const nbl__window *w, int64_t b)
+static nbl_status write_inputs(nbl__trainer *t, const nbl__step_batch *w, int64_t b)
 {
     set_seeds(t, w->epoch, w->batch + b);
     set_denominator(t, w->trained);
@@ -107,16 +108,16 @@ static nbl_status choose_batch(nbl__trainer *t, const nbl__window *w, int64_t b)
     return NBL_OK;
 }
 
-/* Enqueues forward and backward of the window's next micro-batch, and the copy of its loss to
- * the host. Clears the gradients before the window's first micro-batch. */
-static nbl_status enqueue_batch(nbl__trainer *t, nbl__window *w)
+/* Enqueues forward and backward of the step batch's next micro-batch, and the copy of its loss to
+ * the host. Clears the gradients before the step batch's first micro-batch. */
+static nbl_status enqueue_batch(nbl__trainer *t, nbl__step_batch *w)
 {
     nbl__plan *plan = &t->session.plan;
     if (w->enqueued == 0) NBL_TRY(nbl__plan_clear_gradients(plan));
-    NBL_TRY(choose_batch(t, w, w->enqueued));
-    NBL_TRY(nbl__plan_run_later(plan));
-    NBL_TRY(nbl__memory_fetch(t->ctx, &w->losses[w->enqueued], nbl__plan_address(plan, t->session.build.loss),
-                              sizeof *w->losses));
+    NBL_TRY(write_inputs(t, w, w->enqueued));
+    NBL_TRY(nbl__plan_enqueue(plan));
+    NBL_TRY(nbl__memory_read_async(t->ctx, &w->losses[w->enqueued],
+                                   nbl__plan_address(plan, t->session.build.loss), sizeof *w->losses));
     w->enqueued++;
     return NBL_OK;
 }
@@ -124,10 +125,10 @@ static nbl_status enqueue_batch(nbl__trainer *t, nbl__window *w)
 /* Runs micro-batch b again and fails with the name of the first node whose output is non-finite.
  * The rerun normally sees the parameters of the first run: AdamW changes nothing when a gradient
  * is non-finite. If all gradients were finite, the parameters have changed since. */
-static nbl_status blame(nbl__trainer *t, const nbl__window *w, int64_t b)
+static nbl_status fail_non_finite(nbl__trainer *t, const nbl__step_batch *w, int64_t b)
 {
     const nbl__node *node;
-    NBL_TRY(choose_batch(t, w, b));
+    NBL_TRY(write_inputs(t, w, b));
     NBL_TRY(nbl__plan_find_non_finite(&t->session.plan, &node));
     nbl_status status = nbl__fail(t->ctx, NBL_ERROR_FORMAT,
                                   "step %" PRId64 ": the loss is not finite; first in %s", t->state.step + 1,
@@ -136,20 +137,20 @@ static nbl_status blame(nbl__trainer *t, const nbl__window *w, int64_t b)
                      "a weight of that layer may be infinite or NaN, or the learning rate too high");
 }
 
-/* The loss of the window: the sum of its micro-batches' losses. */
-static nbl_status add_losses(nbl__trainer *t, const nbl__window *w, double *loss)
+/* The loss of the step batch: the sum of its micro-batches' losses. */
+static nbl_status add_losses(nbl__trainer *t, const nbl__step_batch *w, double *loss)
 {
     *loss = 0;
     for (int64_t b = 0; b < w->batches; b++) {
-        if (!isfinite(w->losses[b])) return blame(t, w, b);
+        if (!isfinite(w->losses[b])) return fail_non_finite(t, w, b);
         *loss += (double)w->losses[b];
     }
     return NBL_OK;
 }
 
-/* Fills `w` with the window that starts at micro-batch `batch` of `epoch`. If that epoch is
- * exhausted, makes the next one (next_epoch) and starts there: a window never spans two epochs. */
-static nbl_status open_window(nbl__trainer *t, nbl__window *w, int64_t epoch, int64_t batch)
+/* Fills `w` with the step batch that starts at micro-batch `batch` of `epoch`. If that epoch is
+ * exhausted, makes the next one (next_epoch) and starts there: a step batch never spans two epochs. */
+static nbl_status open_step_batch(nbl__trainer *t, nbl__step_batch *w, int64_t epoch, int64_t batch)
 {
     const nbl__epoch *from = &t->epoch;
     w->epoch = epoch;
@@ -159,21 +160,21 @@ static nbl_status open_window(nbl__trainer *t, nbl__window *w, int64_t epoch, in
         from = &t->next_epoch;
         batch = 0;
     }
-    return fill_window(t, w, from, batch, t->config->gradient_accumulation_steps);
+    return fill_step_batch(t, w, from, batch, t->config->gradient_accumulation_steps);
 }
 
-/* Sets t->window to the window of this step: the one that has begun, or a new one. When the window
- * belongs to the next epoch, that epoch becomes the current one. */
-static nbl_status take_window(nbl__trainer *t)
+/* Sets t->step_batch to the step batch of this step: the one whose first micro-batch is enqueued, or a new
+ * one. When the step batch belongs to the next epoch, that epoch becomes the current one. */
+static nbl_status next_step_batch(nbl__trainer *t)
 {
-    if (t->begun) t->window = &t->windows[t->window == t->windows];
-    else NBL_TRY(open_window(t, t->window, t->state.epoch, t->state.batch));
-    t->begun = false;
-    if (t->window->epoch == t->state.epoch) return NBL_OK;
+    if (t->next_enqueued) t->step_batch = &t->step_batches[t->step_batch == t->step_batches];
+    else NBL_TRY(open_step_batch(t, t->step_batch, t->state.epoch, t->state.batch));
+    t->next_enqueued = false;
+    if (t->step_batch->epoch == t->state.epoch) return NBL_OK;
     nbl__epoch_free(t->ctx, &t->epoch);
     t->epoch = t->next_epoch;
     t->next_epoch = (nbl__epoch){0};
-    t->state.epoch = t->window->epoch;
+    t->state.epoch = t->step_batch->epoch;
     t->state.batch = 0;
     t->state.batches = t->epoch.batch_count;
     return NBL_OK;
@@ -181,19 +182,19 @@ static nbl_status take_window(nbl__trainer *t)
 
 /* Starts the first micro-batch of the next step. Errors are ignored here. The same calls run
  * again, and report, when that step starts. */
-static void begin_next(nbl__trainer *t)
+static void enqueue_next_step(nbl__trainer *t)
 {
-    const nbl__window *w = t->window;
-    nbl__window *next = &t->windows[w == t->windows];
-    t->begun = open_window(t, next, w->epoch, w->batch + w->batches) == NBL_OK &&
-               enqueue_batch(t, next) == NBL_OK;
+    const nbl__step_batch *w = t->step_batch;
+    nbl__step_batch *next = &t->step_batches[w == t->step_batches];
+    t->next_enqueued = open_step_batch(t, next, w->epoch, w->batch + w->batches) == NBL_OK &&
+                       enqueue_batch(t, next) == NBL_OK;
 }
 
 /* Enqueues everything that remains of this step: micro-batches, norm, AdamW, and what depends on
  * parameters. On the CPU this runs the step. */
 static nbl_status enqueue_step(nbl__trainer *t, nbl__step_result *result)
 {
-    nbl__window *w = t->window;
+    nbl__step_batch *w = t->step_batch;
     double scale = t->state.loss_scale;
     while (w->enqueued < w->batches) {
         NBL_TRY(nbl__progress_poll(t->ctx, "training"));
@@ -219,10 +220,10 @@ static nbl_status refuse_gradient(const nbl__trainer *t, const char *name)
  * parameter. In f16 it is repeated with half the loss scale, down to NBL_MIN_LOSS_SCALE. */
 static nbl_status run_step(nbl__trainer *t, bool ahead, nbl__step_result *result)
 {
-    nbl__window *w = t->window;
+    nbl__step_batch *w = t->step_batch;
     for (;;) {
         NBL_TRY(enqueue_step(t, result));
-        if (ahead) begin_next(t);
+        if (ahead) enqueue_next_step(t);
         NBL_TRY(nbl__memory_wait(t->ctx, w->done, "the step"));
         NBL_TRY(add_losses(t, w, &result->loss));
         if (w->clipping->non_finite < 0) break;
@@ -249,15 +250,15 @@ nbl_status nbl__trainer_step(nbl__trainer *t, bool ahead, nbl__step_result *resu
     /* Without an asynchronous device nothing overlaps. In f16 this step may have to be repeated, which needs its
      * gradients. */
     ahead = ahead && nbl__device_of(t->ctx)->asynchronous && t->model->dtype != NBL_DTYPE_F16;
-    NBL_TRY(take_window(t));
+    NBL_TRY(next_step_batch(t));
     result->learning_rate = t->config->learning_rate *
                             nbl__schedule_factor(t->config, t->state.step, t->warmup, t->max_steps);
     NBL_TRY(run_step(t, ahead, result));
     grow_scale(t);
-    result->tokens = t->window->tokens;
-    result->trained = t->window->trained;
+    result->tokens = t->step_batch->tokens;
+    result->trained = t->step_batch->trained;
     t->state.step++;
-    t->state.batch += t->window->batches;
+    t->state.batch += t->step_batch->batches;
     return NBL_OK;
 }
 
@@ -269,11 +270,11 @@ nbl_status nbl__trainer_evaluate(nbl__trainer *t, double *loss)
     for (int64_t b = 0; b < t->validation.batch_count; b++) {
         nbl__trainer_phase(t, b, t->validation.batch_count, "evaluating");
         NBL_TRY(nbl__progress_poll(t->ctx, "evaluating"));
-        NBL_TRY(fill_window(t, t->window, &t->validation, b, 1));
-        NBL_TRY(load_batch(t, t->window, 0));
+        NBL_TRY(fill_step_batch(t, t->step_batch, &t->validation, b, 1));
+        NBL_TRY(load_batch(t, t->step_batch, 0));
         NBL_TRY(nbl__plan_run_forward(&t->session.plan));
         sum += (double)*(float *)nbl__plan_data(&t->session.plan, t->session.build.loss);
-        trained += t->window->trained;
+        trained += t->step_batch->trained;
     }
     *loss = trained ? sum / (double)trained : 0;
     return NBL_OK;

@@ -270,7 +270,7 @@ static void release(nbl_context *ctx, void *memory, size_t bytes)
     refuse("memory was freed that is not the device's");
 }
 
-static uint64_t left(nbl_context *ctx)
+static uint64_t bytes_free(nbl_context *ctx)
 {
     (void)ctx;
     return nbl__memory_available();
@@ -312,7 +312,7 @@ static void return_scratch(nbl_context *ctx, void *scratch, size_t bytes)
 
 /* ---- copies ---- */
 
-static nbl_status copy_later(nbl_context *ctx, void *to, const void *from, size_t bytes)
+static nbl_status copy_async(nbl_context *ctx, void *to, const void *from, size_t bytes)
 {
     push(of(ctx), (item){.kind = COPY, .to = to, .from = from, .bytes = bytes});
     return NBL_OK;
@@ -320,11 +320,11 @@ static nbl_status copy_later(nbl_context *ctx, void *to, const void *from, size_
 
 static nbl_status copy_now(nbl_context *ctx, void *to, const void *from, size_t bytes)
 {
-    copy_later(ctx, to, from, bytes);
+    copy_async(ctx, to, from, bytes);
     return wait_all(ctx, "copy");
 }
 
-static nbl_status lend(nbl_context *ctx, void *memory, size_t bytes, bool read, void **host)
+static nbl_status map_host(nbl_context *ctx, void *memory, size_t bytes, bool read, void **host)
 {
     echo *e = of(ctx);
     free(e->staging);
@@ -424,7 +424,7 @@ static const nbl__impl *const *impls(const nbl__op *op)
     return it->list;
 }
 
-static size_t kept(const nbl__impl *impl, const void *arguments)
+static size_t saved_bytes(const nbl__impl *impl, const void *arguments)
 {
     (void)impl, (void)arguments;
     return 0;
@@ -538,12 +538,12 @@ void echo_install(nbl_context *ctx)
         .operations_per_host_byte = nbl__cpu.operations_per_host_byte,
         .mailbox = e->mailbox,
         .impls = impls,
-        .kept = kept,
+        .saved_bytes = saved_bytes,
         .dequantize = dequantize,
         .machine = machine,
         .alloc = alloc,
         .free = release,
-        .left = left,
+        .bytes_free = bytes_free,
         .alloc_host = alloc_host,
         .free_host = free_host,
         .borrow_scratch = borrow_scratch,
@@ -551,10 +551,10 @@ void echo_install(nbl_context *ctx)
         .fill = fill,
         .write = copy_now,
         .read = copy_now,
-        .write_later = copy_later,
-        .read_later = copy_later,
-        .lend = lend,
-        .give_back = copy_now,
+        .write_async = copy_async,
+        .read_async = copy_async,
+        .map_host = map_host,
+        .unmap_host = copy_now,
         .offload_open = offload_open,
         .wait = wait_all,
         .event_record = event_record,

@@ -40,11 +40,11 @@ static void the_host_reaches_memory_of_a_device_through_the_interface_only(void 
     void *lent, *memory = nbl__memory_alloc(ctx, sizeof text);
     assert_non_null(memory);
     assert_false(is_readable(memory));
-    assert_ok(ctx, nbl__memory_put(ctx, memory, text, sizeof text));
+    assert_ok(ctx, nbl__memory_write(ctx, memory, text, sizeof text));
     assert_false(is_readable(memory));
-    assert_ok(ctx, nbl__memory_lend(ctx, memory, sizeof text, true, &lent));
+    assert_ok(ctx, nbl__memory_map_host(ctx, memory, sizeof text, true, &lent));
     assert_string_equal(lent, text);
-    assert_ok(ctx, nbl__memory_fetch(ctx, back, memory, sizeof text));
+    assert_ok(ctx, nbl__memory_read_async(ctx, back, memory, sizeof text));
     assert_string_equal(back, ""); /* later */
     int64_t event;
     assert_ok(ctx, nbl__memory_event_record(ctx, &event));
@@ -64,7 +64,7 @@ static void a_context_starts_on_the_cpu(void **state)
     assert_ptr_equal(device, &nbl__cpu);
     assert_false(device->asynchronous || device->separate_memory || device->captures || device->profiles);
     void *lent, *memory = nbl__memory_alloc(ctx, 64);
-    assert_ok(ctx, nbl__memory_lend(ctx, memory, 64, true, &lent));
+    assert_ok(ctx, nbl__memory_map_host(ctx, memory, 64, true, &lent));
     assert_ptr_equal(lent, memory);
     nbl__memory_free(ctx, memory, 64);
     nbl_context_destroy(ctx);

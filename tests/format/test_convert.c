@@ -1,4 +1,4 @@
-/* test_convert.c - whole folders: quantise, dequantise, compare; against folders that transformers +
+/* test_convert.c - whole folders: quantize, dequantize, compare; against folders that transformers +
  * bitsandbytes wrote (tests/oracle/make_folder_golden.py), and with every allocation and every write
  * failing in turn. */
 #include <math.h>
@@ -51,7 +51,7 @@ static void assert_diff(nbl_context *ctx, const char *a, const char *b, int equa
 
 /* ---- against upstream's own bytes ---- */
 
-static void a_folder_quantised_to_nf4_is_upstreams_byte_for_byte(void **state)
+static void a_folder_quantized_to_nf4_is_upstreams_byte_for_byte(void **state)
 {
     (void)state;
     nbl_context *ctx = new_context();
@@ -165,7 +165,7 @@ static void any_number_of_threads_writes_the_same_files(void **state)
 
 /* ---- refusals ---- */
 
-static void quantising_twice_is_refused(void **state) /* HAZARDS E15 */
+static void quantizing_twice_is_refused(void **state) /* HAZARDS E15 */
 {
     (void)state;
     static const char *const packed[] = {"llama-nf4", "llama-int8", "llama-fp4", "gpt-oss-mxfp4"};
@@ -525,12 +525,12 @@ static void a_stop_at_any_moment_leaves_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_folder_quantised_to_nf4_is_upstreams_byte_for_byte),
+        cmocka_unit_test(a_folder_quantized_to_nf4_is_upstreams_byte_for_byte),
         cmocka_unit_test(upstreams_folder_survives_the_way_through_16_and_32_bits),
         cmocka_unit_test(mxfp4_experts_dequantize_to_transformers_own_file_and_back),
         cmocka_unit_test(nested_and_flat_scales_describe_nearly_the_same_weights),
         cmocka_unit_test(any_number_of_threads_writes_the_same_files),
-        cmocka_unit_test(quantising_twice_is_refused),
+        cmocka_unit_test(quantizing_twice_is_refused),
         cmocka_unit_test(impossible_options_are_refused),
         cmocka_unit_test(a_diff_is_exact_about_what_differs),
         cmocka_unit_test(experts_without_a_single_weight_are_no_accident),

@@ -184,29 +184,30 @@ static void what_is_written_reads_back_and_is_laid_out_as_upstream_does(void **s
     (void)state;
     char folder[64];
     make_temp(folder);
-    nbl__writer *w;
+    nbl__safetensors_writer *w;
     nbl__output *output;
     int64_t u8, f32, bf16, scalar, shape[2] = {2, 3};
     uint64_t bytes, written;
     int files;
-    assert_ok(ctx, nbl__writer_create(ctx, &w));
-    assert_ok(ctx, nbl__writer_declare(w, 0, "z\"\t\xc3\xa9", NBL_DTYPE_U8, 1, &(int64_t){5}, &u8));
-    assert_ok(ctx, nbl__writer_declare(w, 0, "y", NBL_DTYPE_F32, 2, shape, &f32));
-    assert_ok(ctx, nbl__writer_declare(w, 1, "x", NBL_DTYPE_BF16, 1, &(int64_t){2}, &bf16));
-    assert_ok(ctx, nbl__writer_declare(w, 1, "a", NBL_DTYPE_F32, 0, NULL, &scalar));
-    assert_ok(ctx, nbl__writer_layout(w, 1000, &bytes, &files));
+    assert_ok(ctx, nbl__safetensors_writer_create(ctx, &w));
+    assert_ok(ctx,
+              nbl__safetensors_writer_declare(w, 0, "z\"\t\xc3\xa9", NBL_DTYPE_U8, 1, &(int64_t){5}, &u8));
+    assert_ok(ctx, nbl__safetensors_writer_declare(w, 0, "y", NBL_DTYPE_F32, 2, shape, &f32));
+    assert_ok(ctx, nbl__safetensors_writer_declare(w, 1, "x", NBL_DTYPE_BF16, 1, &(int64_t){2}, &bf16));
+    assert_ok(ctx, nbl__safetensors_writer_declare(w, 1, "a", NBL_DTYPE_F32, 0, NULL, &scalar));
+    assert_ok(ctx, nbl__safetensors_writer_layout(w, 1000, &bytes, &files));
     assert_int_equal(files, 1);
     assert_ok(ctx, nbl__output_begin(ctx, in_folder(folder, "out"), bytes, &output));
-    assert_ok(ctx, nbl__writer_begin_group(w, output, 0));
-    assert_ok(ctx, nbl__writer_write(w, u8, "12345", 5, 0));
-    assert_ok(ctx, nbl__writer_write(w, f32, "aaaabbbbccccdddd", 16, 0));
-    assert_ok(ctx, nbl__writer_write(w, f32, "eeeeffff", 8, 16));
-    assert_ok(ctx, nbl__writer_begin_group(w, output, 1));
-    assert_ok(ctx, nbl__writer_write(w, bf16, "BFBF", 4, 0));
-    assert_ok(ctx, nbl__writer_write(w, scalar, "1111", 4, 0));
-    assert_ok(ctx, nbl__writer_finish(w, output, &written));
+    assert_ok(ctx, nbl__safetensors_writer_begin_group(w, output, 0));
+    assert_ok(ctx, nbl__safetensors_writer_write(w, u8, "12345", 5, 0));
+    assert_ok(ctx, nbl__safetensors_writer_write(w, f32, "aaaabbbbccccdddd", 16, 0));
+    assert_ok(ctx, nbl__safetensors_writer_write(w, f32, "eeeeffff", 8, 16));
+    assert_ok(ctx, nbl__safetensors_writer_begin_group(w, output, 1));
+    assert_ok(ctx, nbl__safetensors_writer_write(w, bf16, "BFBF", 4, 0));
+    assert_ok(ctx, nbl__safetensors_writer_write(w, scalar, "1111", 4, 0));
+    assert_ok(ctx, nbl__safetensors_writer_finish(w, output, &written));
     assert_ok(ctx, nbl__output_commit(output));
-    nbl__writer_free(w);
+    nbl__safetensors_writer_free(w);
     /* As safetensors.save_file writes these tensors: widest dtype first, then by name. */
     static const char header[] =
         "{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},"
@@ -230,35 +231,37 @@ static void shards_are_cut_between_groups_and_indexed(void **state)
     (void)state;
     char folder[64];
     make_temp(folder);
-    nbl__writer *w;
+    nbl__safetensors_writer *w;
     nbl__output *output;
     uint64_t bytes, written;
     int files;
     int64_t numbers[10][2];
-    assert_ok(ctx, nbl__writer_create(ctx, &w));
+    assert_ok(ctx, nbl__safetensors_writer_create(ctx, &w));
     for (int g = 0; g < 10; g++)
         for (int k = 0; k < 2; k++) {
             char name[16];
             snprintf(name, sizeof name, "g%d.%d", g, k);
-            if (k) assert_ok(ctx, nbl__writer_declare_late(w, g, name, 40, &numbers[g][k]));
+            if (k) assert_ok(ctx, nbl__safetensors_writer_declare_late(w, g, name, 40, &numbers[g][k]));
             else
-                assert_ok(ctx, nbl__writer_declare(w, g, name, NBL_DTYPE_U8, 1, &(int64_t){g == 4 ? 500 : 60},
-                                                   &numbers[g][k]));
+                assert_ok(ctx,
+                          nbl__safetensors_writer_declare(w, g, name, NBL_DTYPE_U8, 1,
+                                                          &(int64_t){g == 4 ? 500 : 60}, &numbers[g][k]));
         }
-    assert_ok(ctx, nbl__writer_layout(w, 250, &bytes, &files));
+    assert_ok(ctx, nbl__safetensors_writer_layout(w, 250, &bytes, &files));
     assert_int_equal(files, 6); /* 2 + 2 + one large + 2 + 2 + 1 */
     assert_ok(ctx, nbl__output_begin(ctx, in_folder(folder, "out"), bytes, &output));
     for (int g = 0; g < 10; g++) {
         uint8_t data[500];
         memset(data, 'a' + g, sizeof data);
-        assert_ok(ctx, nbl__writer_begin_group(w, output, g));
-        assert_ok(ctx, nbl__writer_write(w, numbers[g][0], data, g == 4 ? 500 : 60, 0));
+        assert_ok(ctx, nbl__safetensors_writer_begin_group(w, output, g));
+        assert_ok(ctx, nbl__safetensors_writer_write(w, numbers[g][0], data, g == 4 ? 500 : 60, 0));
         assert_ok(ctx,
-                  nbl__writer_write_late(w, numbers[g][1], data, (size_t)g * 4)); /* shorter than declared */
+                  /* shorter than declared */
+                  nbl__safetensors_writer_write_late(w, numbers[g][1], data, (size_t)g * 4));
     }
-    assert_ok(ctx, nbl__writer_finish(w, output, &written));
+    assert_ok(ctx, nbl__safetensors_writer_finish(w, output, &written));
     assert_ok(ctx, nbl__output_commit(output));
-    nbl__writer_free(w);
+    nbl__safetensors_writer_free(w);
     assert_int_equal(entries_in(in_folder(folder, "out")), 7);
 
     nbl_checkpoint *c;

@@ -336,7 +336,7 @@ static void templates_tokens_and_ends_of_a_file_are_read(void **state)
     assert_non_null(strstr(text, "no chat template"));
     free(text);
     assert_ok(ctx, nbl_model_open(ctx, in_folder(folder, "plain.gguf"), NULL, &model));
-    assert_int_equal(nbl_model_ends(model, ends, 4), 1);
+    assert_int_equal(nbl_model_eos_ids(model, ends, 4), 1);
     assert_int_equal(ends[0], 2);
     nbl_model_close(model);
 
@@ -356,10 +356,10 @@ static void templates_tokens_and_ends_of_a_file_are_read(void **state)
     assert_string_equal(text, "T<1>");
     free(text);
     assert_ok(ctx, nbl_model_open(ctx, in_folder(folder, "chat.gguf"), NULL, &model));
-    assert_int_equal(nbl_model_ends(model, ends, 4), 2);
+    assert_int_equal(nbl_model_eos_ids(model, ends, 4), 2);
     assert_int_equal(ends[0], 2);
     assert_int_equal(ends[1], 5);
-    assert_int_equal(nbl_model_ends(model, NULL, 0), 2);
+    assert_int_equal(nbl_model_eos_ids(model, NULL, 0), 2);
     nbl_model_close(model);
 
     build_model(&b, "llama");

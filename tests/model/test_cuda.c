@@ -97,7 +97,7 @@ static void *train_apart(void *user)
     return NULL;
 }
 
-/* Later steps are replayed from a recording; earlier ones, and those of a run that goes on, are not. */
+/* Later steps are replayed from a captured graph; earlier ones, and those of a run that goes on, are not. */
 static void two_streams_and_replays_give_the_bits_of_one(void **state)
 {
     fixture *f = *state;

@@ -107,7 +107,7 @@ static void open_fixture(fixture *f, const widths *w, bool tied, nbl_format load
     write_model(f->folder, w, tied);
     assert_int_equal(nbl_context_create(NULL, &f->ctx), NBL_OK);
     f->device = (nbl__cuda){.device = nbl__cuda_template, .ctx = f->ctx, .major = 9, .multiprocessors = 132};
-    f->device.device.bytes_beside = DEVICE_BYTES;
+    f->device.device.overhead_bytes = DEVICE_BYTES;
     nbl__context_set_device(f->ctx, &f->device.device, close_nothing);
     nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .load = load,
                                  .load_nested = load != NBL_FORMAT_DENSE, .plan_only = true};

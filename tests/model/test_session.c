@@ -249,7 +249,7 @@ static int again_count(const nbl__plan *plan, const char *family)
 {
     int count = 0;
     for (int i = 0; i < plan->step_count; i++)
-        count += plan->steps[i].again && strcmp(plan->steps[i].node->family->name, family) == 0;
+        count += plan->steps[i].rerun && strcmp(plan->steps[i].node->family->name, family) == 0;
     return count;
 }
 

@@ -110,7 +110,7 @@ static inline void run_both(nbl_context *ctx, const nbl__family *family, void *a
 {
     bool backward = false;
     for (const nbl__slot *slot = family->slots; slot->name; slot++)
-        if (slot->role == NBL_ROLE_COTANGENT) backward |= nbl__given(nbl__slot_tensor(slot, arguments));
+        if (slot->role == NBL_ROLE_COTANGENT) backward |= nbl__has_data(nbl__slot_tensor(slot, arguments));
     assert_ok(ctx, family->forward.infer(ctx, arguments));
     make_outputs(family, arguments, false, 0xff);
     assert_ok(ctx, run_one(ctx, &family->forward, arguments, force));

@@ -79,7 +79,7 @@ static inline void free_owned(void)
 
 /* ---- operands ---- */
 
-static inline void fill_dense(nbl__mat *m, int64_t rows, int64_t columns)
+static inline void fill_dense(nbl__gemm_matrix *m, int64_t rows, int64_t columns)
 {
     m->stride = columns + (int64_t)(word() % 3);
     int64_t count = rows * m->stride;
@@ -124,7 +124,7 @@ static inline nbl_weight *make_weight(nbl_context *ctx, nbl_format format, nbl_d
 }
 
 /* Element [row, column] as stored. */
-static inline double stored(const nbl__mat *m, nbl_dtype compute, int64_t row, int64_t column)
+static inline double stored(const nbl__gemm_matrix *m, nbl_dtype compute, int64_t row, int64_t column)
 {
     float v;
     if (m->weight) {
@@ -143,33 +143,34 @@ static inline double stored(const nbl__mat *m, nbl_dtype compute, int64_t row, i
     return keep ? (double)v / (1 - (double)m->dropout) : 0;
 }
 
-static inline int32_t *make_pick(int64_t k, int64_t among)
+static inline int32_t *make_k_index(int64_t k, int64_t among)
 {
-    int32_t *pick = own((size_t)(k + 1) * 4);
-    for (int64_t i = 0; i < k; i++) pick[i] = (int32_t)(word() % (uint32_t)among);
-    return pick;
+    int32_t *k_index = own((size_t)(k + 1) * 4);
+    for (int64_t i = 0; i < k; i++) k_index[i] = (int32_t)(word() % (uint32_t)among);
+    return k_index;
 }
 
 /* ---- the loop in f64 ---- */
 
-static inline void reference(const nbl__product *p, const double *before, double *c)
+static inline void reference(const nbl__gemm_product *p, const double *before, double *c)
 {
     for (int64_t i = 0; i < p->m * p->n; i++) c[i] = 0;
     for (int t = 0; t < p->term_count; t++) {
-        const nbl__term *term = &p->terms[t];
+        const nbl__gemm_term *term = &p->terms[t];
         double *a = malloc((size_t)(p->m * term->k + 1) * 8), *b = malloc((size_t)(p->n * term->k + 1) * 8);
         /* Codes times codes are summed as integers: the weight is not rounded to the compute dtype. */
-        bool codes = term->a.dtype == NBL_DTYPE_I8 && term->b.transpose && term->b.weight &&
+        bool codes = term->a.dtype == NBL_DTYPE_I8 && term->b.transposed && term->b.weight &&
                      term->b.weight->format == NBL_FORMAT_INT8;
         nbl_dtype compute = codes ? NBL_DTYPE_F32 : term->compute;
         for (int64_t k = 0; k < term->k; k++) {
-            int64_t ka = term->a.pick ? term->a.pick[k] : k, kb = term->b.pick ? term->b.pick[k] : k;
+            int64_t ka = term->a.k_index ? term->a.k_index[k] : k,
+                    kb = term->b.k_index ? term->b.k_index[k] : k;
             for (int64_t i = 0; i < p->m; i++)
-                a[i * term->k + k] = stored(&term->a, term->compute, term->a.transpose ? ka : i,
-                                            term->a.transpose ? i : ka);
+                a[i * term->k + k] = stored(&term->a, term->compute, term->a.transposed ? ka : i,
+                                            term->a.transposed ? i : ka);
             for (int64_t j = 0; j < p->n; j++)
-                b[j * term->k + k] = stored(&term->b, compute, term->b.transpose ? j : kb,
-                                            term->b.transpose ? kb : j);
+                b[j * term->k + k] = stored(&term->b, compute, term->b.transposed ? j : kb,
+                                            term->b.transposed ? kb : j);
         }
         for (int64_t i = 0; i < p->m; i++)
             for (int64_t j = 0; j < p->n; j++) {
@@ -198,13 +199,13 @@ static inline void reference(const nbl__product *p, const double *before, double
 }
 
 /* Runs the products on every level and team, and compares. */
-static inline void check_products(nbl__product *products, int count)
+static inline void check_products(nbl__gemm_product *products, int count)
 {
     double *expected[MAX_PRODUCTS], *before[MAX_PRODUCTS];
     uint8_t *start[MAX_PRODUCTS];
     size_t bytes[MAX_PRODUCTS];
     for (int i = 0; i < count; i++) {
-        nbl__product *p = &products[i];
+        nbl__gemm_product *p = &products[i];
         bytes[i] = (size_t)(p->m * p->stride) * nbl__size_of(p->dtype);
         start[i] = own(bytes[i] + 1);
         before[i] = own((size_t)(p->m * p->n + 1) * 8);
@@ -231,7 +232,7 @@ static inline void check_products(nbl__product *products, int count)
             for (int b = 0; b < 64; b++) assert_int_equal(scratch[room + (size_t)b], 0xff);
             free(scratch);
             for (int i = 0; i < count; i++) {
-                const nbl__product *p = &products[i];
+                const nbl__gemm_product *p = &products[i];
                 if (t > 0) {
                     assert_memory_equal(first[i], p->c, bytes[i]);
                     continue;
@@ -263,13 +264,13 @@ static inline void check_products(nbl__product *products, int count)
                     fail_msg("%s: m %d n %d k %d, format %d, transpose %d, compute %d: error %g",
                              nbl__isa_name((nbl_isa)isa), (int)p->m, (int)p->n, (int)p->terms[0].k,
                              p->terms[0].b.weight ? (int)p->terms[0].b.weight->format : -1,
-                             (int)p->terms[0].b.transpose, (int)p->terms[0].compute, sqrt(error / norm));
+                             (int)p->terms[0].b.transposed, (int)p->terms[0].compute, sqrt(error / norm));
             }
         }
     }
 }
 
-static inline void *new_result(nbl__product *p)
+static inline void *new_result(nbl__gemm_product *p)
 {
     p->stride = p->n + (int64_t)(word() % 4);
     int64_t count = p->m * p->stride;

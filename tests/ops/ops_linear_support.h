@@ -200,7 +200,7 @@ UNUSED static void assert_close(const nbl__family *family, void *got, void *want
 {
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
         nbl_tensor *g = nbl__slot_tensor(slot, got), *w = nbl__slot_tensor(slot, want);
-        if (!is_result(slot, backward) || w->rank == 0 || !nbl__given(w)) continue;
+        if (!is_result(slot, backward) || w->rank == 0 || !nbl__has_data(w)) continue;
         double error = distance(g, w, slot->name);
         if (!(error <= bound)) fail_msg("%s: %s is off by %g, over %g", what, slot->name, error, bound);
     }
@@ -210,7 +210,7 @@ UNUSED static void assert_same_bits(const nbl__family *family, void *got, void *
 {
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
         nbl_tensor *g = nbl__slot_tensor(slot, got), *w = nbl__slot_tensor(slot, want);
-        if (!is_result(slot, backward) || w->rank == 0 || !nbl__given(w) || !nbl__given(g)) continue;
+        if (!is_result(slot, backward) || w->rank == 0 || !nbl__has_data(w) || !nbl__has_data(g)) continue;
         assert_int_equal(nbl__tensor_elements(g), nbl__tensor_elements(w));
         if (memcmp(g->data, w->data, (size_t)nbl__tensor_elements(w) * nbl__size_of(w->dtype)) != 0)
             fail_msg("%s has other bits", slot->name);
@@ -238,7 +238,7 @@ UNUSED static void widen(pool *p, nbl_tensor *t)
     if (t->rank == 0) return;
     int64_t n = nbl__tensor_elements(t);
     double *values = pool_bytes(p, 8 * n);
-    for (int64_t i = 0; i < n; i++) values[i] = nbl__given(t) ? value_at(t, i) : 0;
+    for (int64_t i = 0; i < n; i++) values[i] = nbl__has_data(t) ? value_at(t, i) : 0;
     t->dtype = NBL_DTYPE_F64;
     t->data = values;
 }
@@ -252,7 +252,7 @@ UNUSED static double loss_of(nbl_context *ctx, const nbl__family *family, void *
         if (slot->role != NBL_ROLE_COTANGENT) continue;
         const nbl_tensor *dy = nbl__slot_tensor(slot, arguments);
         const nbl_tensor *y = nbl__slot_tensor(nbl__slot_find(family, slot->of), arguments);
-        for (int64_t i = 0; nbl__given(dy) && i < nbl__tensor_elements(dy); i++)
+        for (int64_t i = 0; nbl__has_data(dy) && i < nbl__tensor_elements(dy); i++)
             sum += ((const double *)dy->data)[i] * ((const double *)y->data)[i];
     }
     return sum;
@@ -267,7 +267,7 @@ UNUSED static void check_differences(nbl_context *ctx, pool *p, const nbl__famil
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
         nbl_tensor *t = nbl__slot_tensor(slot, arguments);
         bool weight = slot->role == NBL_ROLE_WEIGHT || slot->role == NBL_ROLE_OPTIONAL_WEIGHT;
-        if (!weight && (nbl__given(t) || is_result(slot, false) || is_result(slot, true))) widen(p, t);
+        if (!weight && (nbl__has_data(t) || is_result(slot, false) || is_result(slot, true))) widen(p, t);
     }
     run_given(ctx, &family->backward, arguments, "ref");
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {

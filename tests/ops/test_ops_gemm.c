@@ -28,13 +28,13 @@ static void one_weight(const kind *what, bool transpose, nbl_dtype compute, nbl_
 {
     int64_t *columns = transpose ? &k : &n;
     if (what->format == NBL_FORMAT_MXFP4) *columns = (*columns + 31) / 32 * 32;
-    nbl__term term = {.k = k, .alpha = 1, .compute = compute};
+    nbl__gemm_term term = {.k = k, .alpha = 1, .compute = compute};
     term.a.dtype = a_dtype;
     fill_dense(&term.a, m, k);
     term.b.weight = make_weight(contexts[0][0], what->format, what->dtype, what->block, what->nested,
                                 transpose ? n : k, transpose ? k : n);
-    term.b.transpose = transpose;
-    nbl__product p = {.m = m, .n = n, .terms = &term, .term_count = 1, .dtype = a_dtype};
+    term.b.transposed = transpose;
+    nbl__gemm_product p = {.m = m, .n = n, .terms = &term, .term_count = 1, .dtype = a_dtype};
     p.c = new_result(&p);
     check_products(&p, 1);
     free_owned();
@@ -83,26 +83,26 @@ static void nothing_to_multiply_is_fine(void **state)
 }
 
 /* A term with everything that a term may have. */
-static void random_term(nbl__term *t, int64_t m, int64_t n)
+static void random_term(nbl__gemm_term *t, int64_t m, int64_t n)
 {
     nbl_context *ctx = contexts[0][0];
     t->k = PICK(1, 4, 8, 16, 33, 64, 100, 330);
     t->alpha = word() % 2 ? 1 : value();
     t->compute = any_float();
     int64_t ka = t->k, kb = t->k;
-    if (word() % 4 == 0) t->a.pick = make_pick(t->k, ka = t->k + 5);
-    if (word() % 4 == 0) t->b.pick = make_pick(t->k, kb = t->k + 3);
+    if (word() % 4 == 0) t->a.k_index = make_k_index(t->k, ka = t->k + 5);
+    if (word() % 4 == 0) t->b.k_index = make_k_index(t->k, kb = t->k + 3);
     t->a.dtype = word() % 6 ? any_float() : NBL_DTYPE_I8;
-    t->a.transpose = word() % 3 == 0;
-    fill_dense(&t->a, t->a.transpose ? ka : m, t->a.transpose ? m : ka);
+    t->a.transposed = word() % 3 == 0;
+    fill_dense(&t->a, t->a.transposed ? ka : m, t->a.transposed ? m : ka);
     if (word() % 3 == 0 && t->a.dtype != NBL_DTYPE_I8) {
         t->a.dropout = 0.25f;
         t->a.seed = word();
         t->a.drop_first = (int64_t)(t->a.seed % 1000);
-        t->a.drop_columns = (t->a.transpose ? m : ka) + 3;
+        t->a.drop_columns = (t->a.transposed ? m : ka) + 3;
     }
-    t->b.transpose = word() % 2;
-    int64_t rows = t->b.transpose ? n : kb, columns = t->b.transpose ? kb : n;
+    t->b.transposed = word() % 2;
+    int64_t rows = t->b.transposed ? n : kb, columns = t->b.transposed ? kb : n;
     if (word() % 2) {
         t->b.dtype = any_float();
         fill_dense(&t->b, rows, columns);
@@ -124,9 +124,9 @@ static void random_term(nbl__term *t, int64_t m, int64_t n)
     }
 }
 
-static void random_product(nbl__product *p, nbl__term *terms, int64_t m, int64_t n)
+static void random_product(nbl__gemm_product *p, nbl__gemm_term *terms, int64_t m, int64_t n)
 {
-    *p = (nbl__product){
+    *p = (nbl__gemm_product){
         .m = m, .n = n, .terms = terms, .term_count = (int)PICK(1, 1, 2, 3), .dtype = any_float()};
     memset(terms, 0, MAX_TERMS * sizeof *terms);
     for (int t = 0; t < p->term_count; t++) random_term(&terms[t], m, n);
@@ -138,7 +138,7 @@ static void random_product(nbl__product *p, nbl__term *terms, int64_t m, int64_t
     }
     if (word() % 3 == 0) {
         nbl_tensor *bias = own(sizeof *bias);
-        nbl__mat dense = {.dtype = any_float()};
+        nbl__gemm_matrix dense = {.dtype = any_float()};
         fill_dense(&dense, 1, n);
         *bias = (nbl_tensor){
             .dtype = dense.dtype, .rank = 1, .shape = {n}, .data = (void *)(uintptr_t)dense.data};
@@ -147,12 +147,12 @@ static void random_product(nbl__product *p, nbl__term *terms, int64_t m, int64_t
     p->c = new_result(p);
 }
 
-static void terms_products_masks_and_picks_in_any_mixture(void **state)
+static void terms_products_masks_and_k_indices_in_any_mixture(void **state)
 {
     (void)state;
     for (int i = 0; i < 200; i++) {
-        nbl__term terms[MAX_PRODUCTS][MAX_TERMS];
-        nbl__product products[MAX_PRODUCTS];
+        nbl__gemm_term terms[MAX_PRODUCTS][MAX_TERMS];
+        nbl__gemm_product products[MAX_PRODUCTS];
         int count = 1 + (int)(word() % MAX_PRODUCTS);
         int64_t m = PICK(1, 3, 8, 9, 16, 20, 33, 70);
         for (int p = 0; p < count; p++)
@@ -160,7 +160,7 @@ static void terms_products_masks_and_picks_in_any_mixture(void **state)
         if (count == 2 && word() % 2) { /* a shared left operand */
             terms[1][0].a = terms[0][0].a;
             int64_t k = terms[1][0].k = terms[0][0].k;
-            terms[1][0].b = (nbl__mat){.dtype = any_float()};
+            terms[1][0].b = (nbl__gemm_matrix){.dtype = any_float()};
             fill_dense(&terms[1][0].b, k, products[1].n);
         }
         check_products(products, count);
@@ -173,32 +173,32 @@ static void every_kernel_multiplies_what_was_packed(void **state)
 {
     (void)state;
     enum { M = 61, N = 48, K = 129, ROWS = 64 };
-    const nbl__kernel *const kernels[] = {
+    const nbl__gemm_kernel *const kernels[] = {
 #define ADDRESS(name) &nbl__##name,
         NBL_GEMM_KERNELS(ADDRESS)
 #undef ADDRESS
     };
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
-        for (int way = 0; way < 4; way++) {
-            const nbl__kernel *kernel = kernels[i];
+        for (int algo = 0; algo < 4; algo++) {
+            const nbl__gemm_kernel *kernel = kernels[i];
             if (kernel->needs > nbl__isa_detect()) continue;
-            nbl__mat a = {.dtype = NBL_DTYPE_BF16, .transpose = way & 1};
-            nbl__mat b = {.dtype = NBL_DTYPE_BF16, .transpose = way & 2};
-            fill_dense(&a, a.transpose ? K : M, a.transpose ? M : K);
-            fill_dense(&b, b.transpose ? N : K, b.transpose ? K : N);
-            nbl__source left = {kernel->needs, kernel, &a, NBL_DTYPE_BF16, !a.transpose};
-            nbl__source right = {kernel->needs, kernel, &b, NBL_DTYPE_BF16, b.transpose};
+            nbl__gemm_matrix a = {.dtype = NBL_DTYPE_BF16, .transposed = algo & 1};
+            nbl__gemm_matrix b = {.dtype = NBL_DTYPE_BF16, .transposed = algo & 2};
+            fill_dense(&a, a.transposed ? K : M, a.transposed ? M : K);
+            fill_dense(&b, b.transposed ? N : K, b.transposed ? K : N);
+            nbl__pack_source left = {kernel->needs, kernel, &a, NBL_DTYPE_BF16, !a.transposed};
+            nbl__pack_source right = {kernel->needs, kernel, &b, NBL_DTYPE_BF16, b.transposed};
             int64_t panels = (M + kernel->rows - 1) / kernel->rows;
             int64_t k = nbl__round_up(K, kernel->k_step);
             nbl__pack_rows part = {.rows = M, .panels = panels, .panel_end = panels, .k_count = K};
-            nbl__block block = {.rows = kernel->padded ? panels * kernel->rows : M,
-                                .panels = panels,
-                                .panel_end = panels,
-                                .strips = N / NBL_STRIP,
-                                .k = k,
-                                .alpha = 2,
-                                .tile = own(ROWS * N * sizeof(float)),
-                                .stride = N};
+            nbl__gemm_block block = {.rows = kernel->padded ? panels * kernel->rows : M,
+                                     .panels = panels,
+                                     .panel_end = panels,
+                                     .strips = N / NBL_STRIP,
+                                     .k = k,
+                                     .alpha = 2,
+                                     .tile = own(ROWS * N * sizeof(float)),
+                                     .stride = N};
             void *packed_a = own((size_t)(ROWS * k) * 6), *packed_b = own((size_t)(N * k) * 6);
             void *scratch = own(nbl__pack_scratch(K, ROWS));
             nbl__pack_a(&left, &part, packed_a, scratch);
@@ -216,8 +216,8 @@ static void every_kernel_multiplies_what_was_packed(void **state)
                 for (int64_t n = 0; n < N; n++) {
                     double sum = 0;
                     for (int64_t x = 0; x < K; x++)
-                        sum += stored(&a, NBL_DTYPE_F32, a.transpose ? x : m, a.transpose ? m : x) *
-                               stored(&b, NBL_DTYPE_F32, b.transpose ? n : x, b.transpose ? x : n);
+                        sum += stored(&a, NBL_DTYPE_F32, a.transposed ? x : m, a.transposed ? m : x) *
+                               stored(&b, NBL_DTYPE_F32, b.transposed ? n : x, b.transposed ? x : n);
                     if (fabs((double)block.tile[m * N + n] - sum) > 1e-4) fail_msg("%s", kernel->name);
                 }
             free_owned();
@@ -232,7 +232,7 @@ int main(void)
         cmocka_unit_test(ragged_sizes_around_every_edge),
         cmocka_unit_test(many_rows_go_in_windows),
         cmocka_unit_test(nothing_to_multiply_is_fine),
-        cmocka_unit_test(terms_products_masks_and_picks_in_any_mixture),
+        cmocka_unit_test(terms_products_masks_and_k_indices_in_any_mixture),
         cmocka_unit_test(every_kernel_multiplies_what_was_packed),
     };
     return cmocka_run_group_tests(tests, open_contexts, close_contexts);

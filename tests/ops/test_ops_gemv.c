@@ -40,7 +40,7 @@ static nbl_weight make_weight(const kind *k, nbl_dtype dense, int64_t rows, int6
 }
 
 /* An element of a matrix as it lies in memory. */
-static double element(const nbl__mat *mat, nbl_dtype compute, int64_t row, int64_t column)
+static double element(const nbl__gemm_matrix *mat, nbl_dtype compute, int64_t row, int64_t column)
 {
     float value;
     if (mat->weight) {
@@ -57,14 +57,14 @@ static double element(const nbl__mat *mat, nbl_dtype compute, int64_t row, int64
     return (double)value / (1 - (double)mat->dropout);
 }
 
-static double wanted(const nbl__term *t, int64_t i, int64_t n, double *size)
+static double wanted(const nbl__gemm_term *t, int64_t i, int64_t n, double *size)
 {
     double sum = 0, squares = 0;
     for (int64_t k = 0; k < t->k; k++) {
-        int64_t ka = t->a.pick ? t->a.pick[k] : k, kb = t->b.pick ? t->b.pick[k] : k;
-        double a = t->a.transpose ? element(&t->a, NBL_DTYPE_F32, ka, i)
-                                  : element(&t->a, NBL_DTYPE_F32, i, ka);
-        double b = t->b.transpose ? element(&t->b, t->compute, n, kb) : element(&t->b, t->compute, kb, n);
+        int64_t ka = t->a.k_index ? t->a.k_index[k] : k, kb = t->b.k_index ? t->b.k_index[k] : k;
+        double a = t->a.transposed ? element(&t->a, NBL_DTYPE_F32, ka, i)
+                                   : element(&t->a, NBL_DTYPE_F32, i, ka);
+        double b = t->b.transposed ? element(&t->b, t->compute, n, kb) : element(&t->b, t->compute, kb, n);
         sum += a * b;
         squares += a * b * a * b;
     }
@@ -73,7 +73,7 @@ static double wanted(const nbl__term *t, int64_t i, int64_t n, double *size)
 }
 
 /* Runs a term over all columns, then in two parts, on every level. */
-static void check_term(const nbl__term *t, int64_t m, int64_t n, const char *what)
+static void check_term(const nbl__gemm_term *t, int64_t m, int64_t n, const char *what)
 {
     float start = 0.5f;
     double want[8 * N], size[8 * N];
@@ -114,11 +114,11 @@ static void every_format_equals_the_f64_loop(void **state)
                 void *memory;
                 nbl_dtype dense = dtypes[(l + d) % 3];
                 nbl_weight w = make_weight(&kinds[f], dense, N, k, &memory);
-                nbl__term t = {.a = {.dtype = dtypes[l % 2 ? d : (d + l / 2) % 3], .stride = k + 5},
-                               .b = {.weight = &w, .transpose = true},
-                               .k = k,
-                               .alpha = 0.75f,
-                               .compute = dtypes[d]};
+                nbl__gemm_term t = {.a = {.dtype = dtypes[l % 2 ? d : (d + l / 2) % 3], .stride = k + 5},
+                                    .b = {.weight = &w, .transposed = true},
+                                    .k = k,
+                                    .alpha = 0.75f,
+                                    .compute = dtypes[d]};
                 void *x = random_values(7, t.a.dtype, 8 * (k + 5));
                 t.a.data = x;
                 char what[128];
@@ -139,11 +139,11 @@ static void every_number_of_rows_equals_the_f64_loop(void **state)
                 int64_t k = 224 + 32 * (m % 2);
                 void *memory;
                 nbl_weight w = make_weight(&kinds[f], dtypes[d], N, k, &memory);
-                nbl__term t = {.a = {.dtype = dtypes[d], .stride = k},
-                               .b = {.weight = &w, .transpose = true},
-                               .k = k,
-                               .alpha = 1,
-                               .compute = dtypes[d]};
+                nbl__gemm_term t = {.a = {.dtype = dtypes[d], .stride = k},
+                                    .b = {.weight = &w, .transposed = true},
+                                    .k = k,
+                                    .alpha = 1,
+                                    .compute = dtypes[d]};
                 void *x = random_values(7, t.a.dtype, 8 * k);
                 t.a.data = x;
                 check_term(&t, m, N, kinds[f].name);
@@ -161,11 +161,11 @@ static void a_weight_that_is_not_transposed_works(void **state)
             int64_t columns = kinds[f].format == NBL_FORMAT_MXFP4 ? 32 : N;
             void *memory;
             nbl_weight w = make_weight(&kinds[f], dtypes[(d + 1) % 3], k, columns, &memory);
-            nbl__term t = {.a = {.dtype = dtypes[d], .stride = k},
-                           .b = {.weight = &w},
-                           .k = k,
-                           .alpha = -1.5f,
-                           .compute = dtypes[d]};
+            nbl__gemm_term t = {.a = {.dtype = dtypes[d], .stride = k},
+                                .b = {.weight = &w},
+                                .k = k,
+                                .alpha = -1.5f,
+                                .compute = dtypes[d]};
             void *x = random_values(7, t.a.dtype, 8 * k);
             t.a.data = x;
             check_term(&t, m, N, kinds[f].name);
@@ -174,19 +174,19 @@ static void a_weight_that_is_not_transposed_works(void **state)
         }
 }
 
-static void dense_factors_picks_and_dropout_work(void **state)
+static void dense_factors_k_indices_and_dropout_work(void **state)
 {
     (void)state;
-    static const int32_t pick_a[6] = {3, 9, 40, 41, 77, 100}, pick_b[6] = {0, 9, 10, 41, 99, 100};
+    static const int32_t index_a[6] = {3, 9, 40, 41, 77, 100}, index_b[6] = {0, 9, 10, 41, 99, 100};
     for (int mode = 0; mode < 16; mode++)
         for (int64_t d = 0; d < COUNT(dtypes); d++) {
-            bool transposed = mode & 1, picks = mode & 2, dropout = mode & 4, packed = mode & 8;
+            bool transposed = mode & 1, indexed = mode & 2, dropout = mode & 4, packed = mode & 8;
             int64_t k = 101, b_rows = transposed ? N : k, b_columns = transposed ? k : N;
             void *x = random_values(7, dtypes[d], 8 * k),
                  *y = random_values(8, dtypes[(d + 1) % 3], N * (k + 2));
             void *memory;
             nbl_weight w = make_weight(&kinds[9], dtypes[d], b_rows, b_columns, &memory); /* int8 */
-            nbl__term t = {
+            nbl__gemm_term t = {
                 .a = {.dtype = dtypes[d],
                       .data = x,
                       .stride = k,
@@ -197,19 +197,19 @@ static void dense_factors_picks_and_dropout_work(void **state)
                 .b = {.dtype = dtypes[(d + 1) % 3],
                       .data = y,
                       .stride = b_columns,
-                      .transpose = transposed,
+                      .transposed = transposed,
                       .dropout = dropout && !packed ? 0.5f : 0,
                       .seed = 6,
                       .drop_first = 6,
                       .drop_columns = b_columns},
-                .k = picks ? 6 : k,
+                .k = indexed ? 6 : k,
                 .alpha = 2,
                 .compute = dtypes[d],
             };
             if (packed) t.b.weight = &w;
-            if (picks) t.a.pick = pick_a, t.b.pick = pick_b;
+            if (indexed) t.a.k_index = index_a, t.b.k_index = index_b;
             check_term(&t, 1 + mode % 8, N, "dense");
-            t.a.transpose = true;
+            t.a.transposed = true;
             t.a.stride = t.a.drop_columns = 8;
             check_term(&t, 1 + mode % 8, N, "dense, A transposed");
             free(memory);
@@ -237,11 +237,11 @@ static void a_nan_reaches_its_own_row_and_column_only(void **state)
                 bad_scales[bad_column * per_row] = nbl__from_bits(0x7fffffff);
                 w.scales = bad_scales;
             }
-            nbl__term t = {.a = {.dtype = dtypes[d], .data = half, .stride = k},
-                           .b = {.weight = &w, .transpose = true},
-                           .k = k,
-                           .alpha = 1,
-                           .compute = dtypes[d]};
+            nbl__gemm_term t = {.a = {.dtype = dtypes[d], .data = half, .stride = k},
+                                .b = {.weight = &w, .transposed = true},
+                                .k = k,
+                                .alpha = 1,
+                                .compute = dtypes[d]};
             FOR_EACH_ISA(isa)
             {
                 float tile[3 * N] = {0};
@@ -272,11 +272,11 @@ static void the_weight_is_read_within_its_bounds(void **state)
         memcpy(exact, w.data, (size_t)bytes);
         w.data = exact;
         for (int64_t d = 0; d < COUNT(dtypes); d++) {
-            nbl__term t = {.a = {.dtype = NBL_DTYPE_BF16, .data = x, .stride = k},
-                           .b = {.weight = &w, .transpose = true},
-                           .k = k,
-                           .alpha = 1,
-                           .compute = dtypes[d]};
+            nbl__gemm_term t = {.a = {.dtype = NBL_DTYPE_BF16, .data = x, .stride = k},
+                                .b = {.weight = &w, .transposed = true},
+                                .k = k,
+                                .alpha = 1,
+                                .compute = dtypes[d]};
             check_term(&t, 1, N, kinds[f].name);
         }
         free(exact);
@@ -289,10 +289,10 @@ static void nothing_to_do_changes_nothing(void **state)
 {
     (void)state;
     float tile[4] = {1, 2, 3, 4}, x[4] = {1, 1, 1, 1};
-    nbl__term t = {.a = {.dtype = NBL_DTYPE_F32, .data = x, .stride = 0},
-                   .b = {.dtype = NBL_DTYPE_F32, .data = x, .stride = 0, .transpose = true},
-                   .k = 0,
-                   .alpha = 1};
+    nbl__gemm_term t = {.a = {.dtype = NBL_DTYPE_F32, .data = x, .stride = 0},
+                        .b = {.dtype = NBL_DTYPE_F32, .data = x, .stride = 0, .transposed = true},
+                        .k = 0,
+                        .alpha = 1};
     FOR_EACH_ISA(isa)
     {
         nbl__gemv(isa, &t, 2, 0, 2, tile, 2);
@@ -310,7 +310,7 @@ int main(void)
         cmocka_unit_test(every_format_equals_the_f64_loop),
         cmocka_unit_test(every_number_of_rows_equals_the_f64_loop),
         cmocka_unit_test(a_weight_that_is_not_transposed_works),
-        cmocka_unit_test(dense_factors_picks_and_dropout_work),
+        cmocka_unit_test(dense_factors_k_indices_and_dropout_work),
         cmocka_unit_test(a_nan_reaches_its_own_row_and_column_only),
         cmocka_unit_test(the_weight_is_read_within_its_bounds),
         cmocka_unit_test(nothing_to_do_changes_nothing),

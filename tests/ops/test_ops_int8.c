@@ -1,8 +1,8 @@
-/* test_ops_int8.c - LLM.int8: outlier columns, quantised rows and the product of codes, against loops in f64
+/* test_ops_int8.c - LLM.int8: outlier columns, quantized rows and the product of codes, against loops in f64
  * and exact integers, on every instruction set. */
 #include "quant/test_quant.h"
 
-#include "ops/gemv/cpu/gemm_int8.h"
+#include "ops/gemm/cpu/int8/gemm_int8.h"
 
 /* ---- rows and outliers ---- */
 
@@ -101,7 +101,7 @@ typedef struct problem {
     int8_t *a, *w;
     float *a_scales, *w_scales;
     nbl_weight weight;
-    nbl__term term;
+    nbl__gemm_term term;
 } problem;
 
 static void make_problem(problem *p, int64_t m, int64_t n, int64_t k, bool extreme)
@@ -146,9 +146,9 @@ static void run_part(nbl_isa isa, const problem *p, int64_t m0, int64_t m1, int6
 
 static void check_problem(problem *p)
 {
-    p->term = (nbl__term){
+    p->term = (nbl__gemm_term){
         .a = {.dtype = NBL_DTYPE_I8, .data = p->a, .stride = p->k + 7, .scales = p->a_scales},
-        .b = {.weight = &p->weight, .transpose = true},
+        .b = {.weight = &p->weight, .transposed = true},
         .k = p->k,
         .alpha = 0.25f};
     size_t bytes = (size_t)(p->m * (p->n + 2)) * 4;
@@ -211,10 +211,11 @@ static void a_nan_scale_reaches_its_own_column_only(void **state)
     problem p;
     make_problem(&p, 20, 9, 70, false);
     p.w_scales[4] = NAN;
-    p.term = (nbl__term){.a = {.dtype = NBL_DTYPE_I8, .data = p.a, .stride = p.k + 7, .scales = p.a_scales},
-                         .b = {.weight = &p.weight, .transpose = true},
-                         .k = p.k,
-                         .alpha = 1};
+    p.term = (nbl__gemm_term){
+        .a = {.dtype = NBL_DTYPE_I8, .data = p.a, .stride = p.k + 7, .scales = p.a_scales},
+        .b = {.weight = &p.weight, .transposed = true},
+        .k = p.k,
+        .alpha = 1};
     FOR_EACH_ISA(isa)
     {
         float tile[20 * 11] = {0};

@@ -62,7 +62,7 @@ static const char *const isas[] = {"scalar", "avx2", "avx512"};
 
 /* ---- adamw ---- */
 
-/* An empty tensor, one longer than a stretch, and lengths that no vector divides. */
+/* An empty tensor, one longer than a span, and lengths that no vector divides. */
 enum { TENSORS = 6 };
 static const int64_t lengths[TENSORS] = {0, 1, 255, 16384 + 3 * 2048 + 77, 0, 4099};
 
@@ -411,7 +411,7 @@ static void a_step_clips_by_the_factor_that_the_norm_leaves(void **state)
         for (int i = 0; i < TENSORS; i++) g[i] = apart.tensors[i].g;
         assert_ok(ctx, nbl_grad_norm(ctx, g, TENSORS, limit, &norm, &blamed));
         for (int i = 0; i < TENSORS; i++) g[i] = at_once.tensors[i].g;
-        assert_ok(ctx, nbl__grad_norm_later(ctx, g, TENSORS, limit, &clipping));
+        assert_ok(ctx, nbl__grad_norm_enqueue(ctx, g, TENSORS, limit, &clipping));
         assert_true(clipping.norm == norm && clipping.non_finite == -1);
         assert_true((clipping.factor < 1) == (k % 2));
         at_once.args.grad_factor = &clipping.factor;
@@ -439,7 +439,7 @@ static void a_gradient_that_is_not_finite_leaves_everything_as_it_was(void **sta
         train(ctx, NULL, &before, 2);
         set_f32(&m.tensors[3].g, 7, NAN);
         for (int i = 0; i < TENSORS; i++) g[i] = m.tensors[i].g;
-        assert_ok(ctx, nbl__grad_norm_later(ctx, g, TENSORS, 1, &clipping));
+        assert_ok(ctx, nbl__grad_norm_enqueue(ctx, g, TENSORS, 1, &clipping));
         assert_true(isnan(clipping.factor) && clipping.non_finite == 3);
         m.args.grad_factor = &clipping.factor;
         m.args.step = 3;

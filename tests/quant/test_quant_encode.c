@@ -1,4 +1,4 @@
-/* test_quant_encode.c - quantising: every code against the definition of its rule, on every instruction
+/* test_quant_encode.c - quantizing: every code against the definition of its rule, on every instruction
  * set, for all source dtypes; thresholds, ties and values that are not numbers. */
 #include "quant/test_quant.h"
 

@@ -429,7 +429,7 @@ static void count_warnings(void *user, nbl_log_level level, const char *line)
     if (level == NBL_LOG_WARNING && strstr(line, "3 of 128 values")) ++*(int *)user;
 }
 
-static void values_that_are_not_finite_are_quantised_with_a_warning(void **state)
+static void values_that_are_not_finite_are_quantized_with_a_warning(void **state)
 {
     (void)state;
     int warnings = 0;
@@ -451,7 +451,7 @@ static void values_that_are_not_finite_are_quantised_with_a_warning(void **state
     nbl_context_destroy(ctx);
 }
 
-static void rows_beyond_two_to_the_31_elements_dequantise(void **state) /* HAZARDS E20 */
+static void rows_beyond_two_to_the_31_elements_dequantize(void **state) /* HAZARDS E20 */
 {
     (void)state;
     const int64_t columns = 4096, rows = INT64_C(1) << 20, n = rows * columns; /* 2^32 */
@@ -496,8 +496,8 @@ int main(void)
         cmocka_unit_test(a_bf16_result_after_an_f16_result_in_the_same_memory_has_the_same_bits),
         cmocka_unit_test(empty_weights_are_fine),
         cmocka_unit_test(rank_1_3_and_8_are_flattened_to_rows),
-        cmocka_unit_test(values_that_are_not_finite_are_quantised_with_a_warning),
-        cmocka_unit_test(rows_beyond_two_to_the_31_elements_dequantise),
+        cmocka_unit_test(values_that_are_not_finite_are_quantized_with_a_warning),
+        cmocka_unit_test(rows_beyond_two_to_the_31_elements_dequantize),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

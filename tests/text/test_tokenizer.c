@@ -48,7 +48,7 @@ static nbl_tokenizer *open_case(nbl_context *ctx, size_t i, const nbl__json **ro
     nbl_tokenizer *tokenizer;
     *rows = nbl__json_get(entry, "rows");
     assert_ok(ctx, nbl_tokenizer_parse(ctx, "tokenizer.json", text->string, (size_t)text->count, &tokenizer));
-    nbl_tokenizer_set_limits(tokenizer, 1);
+    nbl_tokenizer_set_truncation_and_padding(tokenizer, 1);
     return tokenizer;
 }
 
@@ -287,7 +287,7 @@ static void truncation_and_padding_are_applied_only_when_asked_for(void **state)
     nbl_ids ids;
     assert_ok(ctx, parse(ctx, limits, &tokenizer));
     for (int on = 0; on < 2; on++) {
-        nbl_tokenizer_set_limits(tokenizer, on);
+        nbl_tokenizer_set_truncation_and_padding(tokenizer, on);
         assert_ok(ctx, nbl_tokenizer_encode(tokenizer, "bbbbb", 5, 1, &ids));
         assert_int_equal(ids.count, on ? 4 : 5);
         assert_memory_equal(ids.ids, on ? limited : whole, (size_t)ids.count * sizeof *ids.ids);
@@ -484,7 +484,7 @@ static nbl_status use_everything(nbl_context *ctx, const nbl__json *entry)
     nbl_status status = nbl_tokenizer_parse(ctx, "tokenizer.json", text->string, (size_t)text->count,
                                             &tokenizer);
     if (status != NBL_OK) return status;
-    nbl_tokenizer_set_limits(tokenizer, 1);
+    nbl_tokenizer_set_truncation_and_padding(tokenizer, 1);
     status = nbl_tokenizer_encode(tokenizer, input.text, input.size, 1, &ids);
     if (status == NBL_OK) {
         status = nbl_tokenizer_decode(tokenizer, ids.ids, ids.count, 0, &decoded, &size);

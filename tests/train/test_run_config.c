@@ -246,7 +246,7 @@ static void a_template_of_ones_own_may_be_a_file(void **state)
     end(&f);
 }
 
-static void qlora_takes_a_base_that_is_quantised_already(void **state)
+static void qlora_takes_a_base_that_is_quantized_already(void **state)
 {
     (void)state;
     fixture f;
@@ -524,7 +524,7 @@ int main(void)
         cmocka_unit_test(what_is_written_reads_back_to_the_same),
         cmocka_unit_test(bf16_auto_is_decided_by_the_machine),
         cmocka_unit_test(a_template_of_ones_own_may_be_a_file),
-        cmocka_unit_test(qlora_takes_a_base_that_is_quantised_already),
+        cmocka_unit_test(qlora_takes_a_base_that_is_quantized_already),
         cmocka_unit_test(keys_of_other_engines_are_noticed_once_and_empty_ones_never),
         cmocka_unit_test(keys_that_only_tune_other_engines_are_one_notice),
         cmocka_unit_test(what_is_off_is_accepted_quietly),

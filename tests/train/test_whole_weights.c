@@ -232,7 +232,7 @@ static void logits_of(nbl_context *ctx, nbl__session *s, float *logits)
     memcpy(logits, nbl__plan_data(&s->plan, s->build.logits), 8 * VOCABULARY * sizeof *logits);
 }
 
-/* Logits and loss are of the weights as they are now, in the memory that the optimiser changes. */
+/* Logits and loss are of the weights as they are now, in the memory that the optimizer changes. */
 static void a_session_that_shares_sees_what_training_changed(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* cuda_gemm_sm90.cu - examines the Hopper product (src/ops/gemm/cuda/gemm_sm90.h) on the first device.
+/* cuda_gemm_sm90.cu - examines gemm_sm90 (src/ops/gemm/cuda/gemm_sm90.h) on the first device.
  *
  *   cuda_gemm_sm90 test [--quick]   every variant against sums in f64: sizes that are no multiple of anything, several
  *                                sources, both ways that b may lie, beta, gated; twice the same bits, nothing written
@@ -20,7 +20,7 @@ namespace
 /* ---- tests ---- */
 
 struct test {
-    int64_t m, n, k[NBL_GEMM_SM90_SOURCES];
+    int64_t m, n, k[NBL_MAX_GEMM_SM90_TERMS];
     bool straight, wide, gated;
     float beta;
     int pad; /* elements between rows */
@@ -100,8 +100,8 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
     p.act = static_cast<nbl__act>(c->m % 3);
     p.beta = c->beta;
     p.variant = variant;
-    for (int i = 0; i < NBL_GEMM_SM90_SOURCES && c->k[i] > 0; i++) {
-        nbl__gemm_sm90_source *s = &p.sources[p.count++];
+    for (int i = 0; i < NBL_MAX_GEMM_SM90_TERMS && c->k[i] > 0; i++) {
+        nbl__gemm_sm90_term *s = &p.terms[p.count++];
         uint32_t seed = static_cast<uint32_t>(10 * i + variant);
         s->k = c->k[i];
         s->lda = (s->k + 7) / 8 * 8 + c->pad;
@@ -122,20 +122,20 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
     p.c = results[0].memory;
     void *elsewhere = NULL; /* every other test adds to what lies elsewhere */
     if (c->beta != 0 && c->m % 2 == 0) {
-        p.ld_old = p.ldc + 16;
-        p.old = elsewhere = random_matrix(wide, c->m * p.ld_old, 6);
+        p.ldc_in = p.ldc + 16;
+        p.c_in = elsewhere = random_matrix(wide, c->m * p.ldc_in, 6);
     }
     if (c->gated) p.gate = results[1].memory, p.up = results[2].memory;
     if (c->beta != 0) {
-        const void *from = p.old ? p.old : p.c;
-        int64_t ld = p.old ? p.ld_old : p.ldc;
+        const void *from = p.c_in ? p.c_in : p.c;
+        int64_t ld = p.c_in ? p.ldc_in : p.ldc;
         double beta = static_cast<double>(c->beta);
         NBL_BY_DTYPE(wide, T,
                      (add_old<<<1024, 256>>>(sums[0], c->m, c->n, static_cast<const T *>(from), ld, beta)));
     }
     CUDA(cudaDeviceSynchronize());
     const char *why = nbl__gemm_sm90_can(nbl__call_cuda(&t->call), &p);
-    if (why != NULL) stop("nbl__hopper_can", why, __LINE__);
+    if (why != NULL) stop("nbl__gemm_sm90_can", why, __LINE__);
     for (int turn = 0; turn < 2; turn++) {
         for (int i = 0; i < count; i++)
             CUDA(cudaMemcpy(results[i].memory, results[i].before, results[i].bytes, cudaMemcpyHostToDevice));
@@ -147,7 +147,7 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
             NIBBLE(t->call.device->capture_end(t->call.ctx, true, &graph));
             NIBBLE(t->call.device->replay(t->call.ctx, graph));
         }
-        NIBBLE(t->call.device->wait(t->call.ctx, "hopper"));
+        NIBBLE(t->call.device->wait(t->call.ctx, "gemm_sm90"));
         t->call.device->graph_free(t->call.ctx, graph);
         if (turn == 0)
             for (int i = 0; i < count; i++)
@@ -170,9 +170,9 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
     }
     for (int i = 0; i < count; i++) free_result(&results[i]);
     for (int i = 0; i < p.count; i++) {
-        CUDA(cudaFree(const_cast<void *>(p.sources[i].a)));
-        CUDA(cudaFree(const_cast<void *>(p.sources[i].b)));
-        CUDA(cudaFree(const_cast<void *>(p.sources[i].b2)));
+        CUDA(cudaFree(const_cast<void *>(p.terms[i].a)));
+        CUDA(cudaFree(const_cast<void *>(p.terms[i].b)));
+        CUDA(cudaFree(const_cast<void *>(p.terms[i].b2)));
     }
     CUDA(cudaFree(elsewhere));
     CUDA(cudaFree(sums[0]));
@@ -197,7 +197,7 @@ void run_parts(tester *t, int64_t m, bool straight, int variant)
         for (int j = 0; j < one.count; j++, next++) {
             uint32_t seed = static_cast<uint32_t>(next);
             int64_t b_count = k[next] * n[i];
-            one.sources[j] = {random_matrix(NBL_DTYPE_BF16, m * k[next], seed),
+            one.terms[j] = {random_matrix(NBL_DTYPE_BF16, m * k[next], seed),
                               random_matrix(NBL_DTYPE_BF16, b_count, seed + 50),
                               NULL,
                               k[next],
@@ -205,7 +205,7 @@ void run_parts(tester *t, int64_t m, bool straight, int variant)
                               0,
                               NULL,
                               0};
-            all.sources[next] = one.sources[j];
+            all.terms[next] = one.terms[j];
         }
         size_t bytes = static_cast<size_t>(m * n[i]) * 2;
         CUDA(cudaMalloc(&one.c, bytes));
@@ -217,9 +217,9 @@ void run_parts(tester *t, int64_t m, bool straight, int variant)
         ones[i] = one.c;
     }
     const char *why = nbl__gemm_sm90_can(nbl__call_cuda(&t->call), &all);
-    if (why != NULL) stop("nbl__hopper_can", why, __LINE__);
+    if (why != NULL) stop("nbl__gemm_sm90_can", why, __LINE__);
     NIBBLE(nbl__gemm_sm90_run(&t->call, &all));
-    NIBBLE(t->call.device->wait(t->call.ctx, "hopper"));
+    NIBBLE(t->call.device->wait(t->call.ctx, "gemm_sm90"));
     for (int i = 0; i < 3; i++) {
         size_t bytes = static_cast<size_t>(m * n[i]) * 2;
         char *left = static_cast<char *>(malloc(2 * bytes)), *right = left + bytes;
@@ -236,8 +236,8 @@ void run_parts(tester *t, int64_t m, bool straight, int variant)
         CUDA(cudaFree(all.parts[i].c));
     }
     for (int i = 0; i < next; i++) {
-        CUDA(cudaFree(const_cast<void *>(all.sources[i].a)));
-        CUDA(cudaFree(const_cast<void *>(all.sources[i].b)));
+        CUDA(cudaFree(const_cast<void *>(all.terms[i].a)));
+        CUDA(cudaFree(const_cast<void *>(all.terms[i].b)));
     }
 }
 
@@ -303,7 +303,7 @@ void run_exponentials(tester *t, int64_t m, int64_t n, int64_t k, int variant)
     CUDA(cudaMemcpy(sums, device_sums, static_cast<size_t>(sum_bytes), cudaMemcpyDeviceToHost));
     p.dtype = p.c_dtype = NBL_DTYPE_BF16;
     p.m = m, p.n = n, p.count = 1, p.b_transposed = true, p.variant = variant;
-    p.sources[0] = {s.a, s.b, NULL, k, 0, 0, NULL, 0};
+    p.terms[0] = {s.a, s.b, NULL, k, 0, 0, NULL, 0};
     p.exponentials.powers = static_cast<float *>(facts);
     p.exponentials.labels = static_cast<int32_t *>(facts) + m;
     p.exponentials.spans = reinterpret_cast<float *>(memory + c_bytes);
@@ -312,7 +312,7 @@ void run_exponentials(tester *t, int64_t m, int64_t n, int64_t k, int variant)
     for (int turn = 0; turn < 3 && wrong == NULL; turn++) {
         p.c = turn < 2 ? memory : NULL;
         const char *why = nbl__gemm_sm90_can(nbl__call_cuda(&t->call), &p);
-        if (why != NULL) stop("nbl__hopper_can", why, __LINE__);
+        if (why != NULL) stop("nbl__gemm_sm90_can", why, __LINE__);
         CUDA(cudaMemset(memory, 0xff, static_cast<size_t>(bytes)));
         for (int64_t y = 0; y < m; y++) powers[y] = 7;
         CUDA(cudaMemcpy(p.exponentials.label_sums, powers, static_cast<size_t>(4 * m),
@@ -320,7 +320,7 @@ void run_exponentials(tester *t, int64_t m, int64_t n, int64_t k, int variant)
         CUDA(cudaMemcpy(powers, facts, static_cast<size_t>(4 * m), cudaMemcpyDeviceToHost));
         CUDA(cudaDeviceSynchronize());
         NIBBLE(nbl__gemm_sm90_run(&t->call, &p));
-        NIBBLE(t->call.device->wait(t->call.ctx, "hopper"));
+        NIBBLE(t->call.device->wait(t->call.ctx, "gemm_sm90"));
         CUDA(cudaMemcpy(host, memory, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost));
         if (turn == 0) memcpy(once, host, static_cast<size_t>(bytes));
         int64_t from = turn < 2 ? 0 : c_bytes; /* when they are not kept */
@@ -421,10 +421,10 @@ template <typename F> void race(contest *c, const char *what, double flop, int c
     fflush(stdout);
 }
 
-nbl__gemm gemm_of(const nbl__gemm_sm90 *p, int source, bool second, float beta)
+nbl__cublaslt_gemm gemm_of(const nbl__gemm_sm90 *p, int source, bool second, float beta)
 {
-    const nbl__gemm_sm90_source *s = &p->sources[source];
-    nbl__gemm g = {};
+    const nbl__gemm_sm90_term *s = &p->terms[source];
+    nbl__cublaslt_gemm g = {};
     g.dtype = p->dtype, g.c_dtype = p->c_dtype;
     g.m = p->m, g.n = p->n, g.k = s->k;
     g.a = s->a, g.b = second ? s->b2 : s->b, g.c = p->c;
@@ -471,23 +471,23 @@ int run_bench(nbl_context *ctx, const nbl__call *call)
             p.m = sizes[i][0], p.n = sizes[i][1];
             p.b_transposed = transposed;
             p.c = y;
-            p.sources[0] = {x, w, NULL, sizes[i][2], 0, 0, NULL, 0};
-            p.sources[1] = {t, b, NULL, RANK, 0, 0, NULL, 0};
+            p.terms[0] = {x, w, NULL, sizes[i][2], 0, 0, NULL, 0};
+            p.terms[1] = {t, b, NULL, RANK, 0, 0, NULL, 0};
             char what[64];
-            snprintf(what, sizeof what, "%" PRId64 " x %" PRId64 " x %" PRId64 "%s", p.m, p.n, p.sources[0].k,
+            snprintf(what, sizeof what, "%" PRId64 " x %" PRId64 " x %" PRId64 "%s", p.m, p.n, p.terms[0].k,
                      transposed ? "" : " straight");
             race(c, what,
                  2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(sizes[i][2]),
-                 6 + variants, [&](int way) {
-                     nbl__gemm g = gemm_of(&p, 0, false, 0), more = gemm_of(&p, 1, false, 1);
-                     p.count = way == 3 || way == 4 ? 2 : 1;
-                     p.sources[1].k = way == 3 ? 16 : RANK;
-                     p.beta = way == 5;
-                     p.old = y2;
-                     p.variant = way < 6 ? 0 : way - 5;
-                     if (way < 2) NIBBLE(nbl__cuda_gemm(call, &g));
-                     if (way == 1) NIBBLE(nbl__cuda_gemm(call, &more));
-                     if (way >= 2) NIBBLE(nbl__gemm_sm90_run(call, &p));
+                 6 + variants, [&](int algo) {
+                     nbl__cublaslt_gemm g = gemm_of(&p, 0, false, 0), more = gemm_of(&p, 1, false, 1);
+                     p.count = algo == 3 || algo == 4 ? 2 : 1;
+                     p.terms[1].k = algo == 3 ? 16 : RANK;
+                     p.beta = algo == 5;
+                     p.c_in = y2;
+                     p.variant = algo < 6 ? 0 : algo - 5;
+                     if (algo < 2) NIBBLE(nbl__cuda_gemm(call, &g));
+                     if (algo == 1) NIBBLE(nbl__cuda_gemm(call, &more));
+                     if (algo >= 2) NIBBLE(nbl__gemm_sm90_run(call, &p));
                  });
         }
     printf("%-40s  cuBLASLt       one\n", "");
@@ -499,20 +499,20 @@ int run_bench(nbl_context *ctx, const nbl__call *call)
         p.m = m, p.n = 4096;
         p.c = y;
         p.count = 6;
-        p.sources[0] = {from, w, NULL, 4096, 0, 0, NULL, 0};
-        p.sources[1] = {t, b, NULL, RANK, 0, 0, NULL, 0};
-        p.sources[2] = {from + m * 8192, w2, NULL, 1024, 0, 0, NULL, 0};
-        p.sources[3] = {t2, b, NULL, RANK, 0, 0, NULL, 0};
-        p.sources[4] = {from + m * 10240, w2, NULL, 1024, 0, 0, NULL, 0};
-        p.sources[5] = {t, b, NULL, RANK, 0, 0, NULL, 0};
+        p.terms[0] = {from, w, NULL, 4096, 0, 0, NULL, 0};
+        p.terms[1] = {t, b, NULL, RANK, 0, 0, NULL, 0};
+        p.terms[2] = {from + m * 8192, w2, NULL, 1024, 0, 0, NULL, 0};
+        p.terms[3] = {t2, b, NULL, RANK, 0, 0, NULL, 0};
+        p.terms[4] = {from + m * 10240, w2, NULL, 1024, 0, 0, NULL, 0};
+        p.terms[5] = {t, b, NULL, RANK, 0, 0, NULL, 0};
         char what[64];
         snprintf(what, sizeof what, "%" PRId64 " rows, dx of q, k and v", m);
-        race(c, what, 2.0 * static_cast<double>(m) * 4096 * 6144, 2, [&](int way) {
-            for (int i = 0; i < 6 && way == 0; i++) {
-                nbl__gemm g = gemm_of(&p, i, false, i > 0);
+        race(c, what, 2.0 * static_cast<double>(m) * 4096 * 6144, 2, [&](int algo) {
+            for (int i = 0; i < 6 && algo == 0; i++) {
+                nbl__cublaslt_gemm g = gemm_of(&p, i, false, i > 0);
                 NIBBLE(nbl__cuda_gemm(call, &g));
             }
-            if (way == 1) NIBBLE(nbl__gemm_sm90_run(call, &p));
+            if (algo == 1) NIBBLE(nbl__gemm_sm90_run(call, &p));
         });
         /* act(gate)·up with adapters, gate and up kept; cuBLASLt without the last step. */
         p.n = 14336;
@@ -521,25 +521,25 @@ int run_bench(nbl_context *ctx, const nbl__call *call)
         p.gate = y2;
         p.up = static_cast<char *>(y2) + m * p.n * 2;
         p.count = 3;
-        p.sources[0] = {x, w, w2, 4096, 0, 0, NULL, 0};
-        p.sources[1] = {t, b, NULL, RANK, 0, 0, NULL, 0};
-        p.sources[2] = {t2, NULL, b, RANK, 0, 0, NULL, 0};
+        p.terms[0] = {x, w, w2, 4096, 0, 0, NULL, 0};
+        p.terms[1] = {t, b, NULL, RANK, 0, 0, NULL, 0};
+        p.terms[2] = {t2, NULL, b, RANK, 0, 0, NULL, 0};
         snprintf(what, sizeof what, "%" PRId64 " rows, silu(gate) up, kept", m);
-        race(c, what, 2.0 * static_cast<double>(m) * 4096 * 28672, 2, [&](int way) {
-            nbl__gemm all[] = {gemm_of(&p, 0, false, 0), gemm_of(&p, 1, false, 1), gemm_of(&p, 0, true, 0),
+        race(c, what, 2.0 * static_cast<double>(m) * 4096 * 28672, 2, [&](int algo) {
+            nbl__cublaslt_gemm all[] = {gemm_of(&p, 0, false, 0), gemm_of(&p, 1, false, 1), gemm_of(&p, 0, true, 0),
                                gemm_of(&p, 2, true, 1)};
-            for (int i = 0; i < 4 && way == 0; i++) {
+            for (int i = 0; i < 4 && algo == 0; i++) {
                 all[i].c = i < 2 ? p.gate : p.up;
                 NIBBLE(nbl__cuda_gemm(call, &all[i]));
             }
-            if (way == 1) NIBBLE(nbl__gemm_sm90_run(call, &p));
+            if (algo == 1) NIBBLE(nbl__gemm_sm90_run(call, &p));
         });
     }
     /* What the host does for a call. */
     nbl__gemm_sm90 p = {};
     p.dtype = p.c_dtype = NBL_DTYPE_BF16;
     p.m = p.n = 128, p.c = y, p.count = 2, p.b_transposed = true;
-    p.sources[0] = p.sources[1] = {x, w, NULL, 64, 0, 0, NULL, 0};
+    p.terms[0] = p.terms[1] = {x, w, NULL, 64, 0, 0, NULL, 0};
     struct timespec from, to;
     NIBBLE(call->device->wait(call->ctx, "bench"));
     timespec_get(&from, TIME_UTC);
@@ -575,7 +575,7 @@ int main(int argc, char **argv)
     }
     NIBBLE(nbl_context_use_cuda(ctx, 0));
     printf("%s, compute capability %d.%d\n", device.name, device.major, device.minor);
-    tester t = {ctx, {ctx, "hopper", NULL, 0, nbl__device_of(ctx), {}}, 0, 0, 0};
+    tester t = {ctx, {ctx, "gemm_sm90", NULL, 0, nbl__device_of(ctx), {}}, 0, 0, 0};
     int status = test ? run_tests(&t, quick) : run_bench(ctx, &t.call);
     nbl_context_destroy(ctx);
     return status;

@@ -63,7 +63,7 @@ void *take(size_t bytes)
     blocks[block_count++] = {memory, bytes};
     return memory;
 }
-void give_back()
+void free_all()
 {
     while (block_count > 0) {
         block_count--;
@@ -117,10 +117,10 @@ nbl__call call_of(const char *op)
     return call;
 }
 
-nbl__gemm product_of(int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, bool a_transposed,
-                     const void *b, int64_t ldb, bool b_transposed, void *c, nbl_dtype c_dtype, float beta)
+nbl__cublaslt_gemm product_of(int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, bool a_transposed,
+                              const void *b, int64_t ldb, bool b_transposed, void *c, nbl_dtype c_dtype, float beta)
 {
-    nbl__gemm g = {};
+    nbl__cublaslt_gemm g = {};
     g.dtype = NBL_DTYPE_BF16;
     g.c_dtype = c_dtype;
     g.m = m, g.n = n, g.k = k;
@@ -153,7 +153,7 @@ struct result {
 };
 
 struct products {
-    nbl__gemm list[3];
+    nbl__cublaslt_gemm list[3];
     int count;
 };
 
@@ -331,7 +331,7 @@ __global__ void column_kernel(double *to, const void *from, nbl_dtype dtype, int
     int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < n) to[i] = static_cast<double>(nbl_cuda::load_one(from, dtype, first + i * step));
 }
-/* to[i] = scale·Σ_k m[i, k]·v[k] of a matrix in bf16, a warp for each; `turned`: of m[k, i], a thread for each */
+/* to[i] = scale·Σ_k m[i, k]·v[k] of a matrix in bf16, a warp for each; `transposed`: of m[k, i], a thread for each */
 __global__ void dots_kernel(double *to, const void *m, int64_t n, int64_t k, bool transposed, const double *v,
                             double scale)
 {
@@ -442,7 +442,7 @@ void *run_forward(nbl__linear_group *group, int64_t tokens)
     for (int i = 0; i < group->count; i++)
         group->members[i].y = tensor(NBL_DTYPE_BF16, tokens, group->members[i].w.shape[0], 1);
     NIBBLE(nbl__op_choose(ctx, op, group, NULL, &impl));
-    size_t bytes = nbl__op_scratch(ctx, impl, group), kept_bytes = nbl__cuda_kept(impl, group);
+    size_t bytes = nbl__op_scratch(ctx, impl, group), kept_bytes = nbl__cuda_saved_bytes(impl, group);
     void *kept = kept_bytes > 0 ? take(kept_bytes) : NULL;
     NIBBLE(nbl__op_run_within(ctx, op, impl, group, take(bytes), bytes, kept));
     NIBBLE(cuda->device.wait(cuda->ctx, "forward"));
@@ -507,7 +507,7 @@ result layer(const model &m, const shape &s, int64_t tokens, bool backward)
            static_cast<long long>(tokens), s.name, backward ? "backward" : "forward", r.ms * 1e3,
            r.bare * 1e3, r.ms / r.bare, r.flop / r.ms * 1e-9, r.flop / r.bare * 1e-9,
            static_cast<double>(bytes) / (1 << 20), error, text);
-    give_back();
+    free_all();
     return r;
 }
 

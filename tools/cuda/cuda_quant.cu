@@ -433,7 +433,7 @@ void bench(nbl_context *ctx, pool *p, const char *only, bench_case c, int64_t ro
     if (c.m > 0) snprintf(name, sizeof name, "gemv m=%d", c.m);
     else snprintf(name, sizeof name, "dequantize%s", c.m < 0 ? " transposed" : "");
     if (only && strstr(name, only) == NULL) return;
-    static const size_t flush = size_t(600) << 20; /* ten times the second cache */
+    static const size_t flush = size_t(600) << 20; /* ten times the L2 cache */
     sizes bytes;
     nbl_weight w = weight_of(c.format, c.nested, 64, rows, columns, &bytes), copies[COPIES];
     void *outs[COPIES];

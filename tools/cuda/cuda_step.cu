@@ -1,6 +1,6 @@
 /* cuda_step.cu - times what a training step does outside its layers, on the first CUDA device.
  *
- *   cuda_step     the optimiser over the 448 tensors (42 million parameters) of LoRA adapters of rank 16 for
+ *   cuda_step     the optimizer over the 448 tensors (42 million parameters) of LoRA adapters of rank 16 for
  *                 all projections of Llama-3.1-8B, the norm of their gradients, and heads with their loss
  *                 for 8192 tokens
  *
@@ -111,7 +111,7 @@ double time_op(nbl_context *ctx, const nbl__op *op, void *arguments)
     return seconds;
 }
 
-void tell(const char *what, double seconds, double amount, const char *unit, double yardstick)
+void print_line(const char *what, double seconds, double amount, const char *unit, double yardstick)
 {
     double rate = amount / seconds * 1e-12;
     printf("%-44s %9.1f us  %8.3f %s  %.2f\n", what, seconds * 1e6, rate, unit, rate / yardstick);
@@ -138,7 +138,7 @@ void make_adapters(bool eight, nbl__adamw_tensor *to)
         }
 }
 
-void time_optimiser(nbl_context *ctx, double copy)
+void time_optimizer(nbl_context *ctx, double copy)
 {
     for (int eight = 0; eight < 2; eight++) {
         nbl__adamw_tensor all[TENSORS];
@@ -153,8 +153,8 @@ void time_optimiser(nbl_context *ctx, double copy)
         a.step = 10;
         a.bits = eight ? 8 : 32;
         double seconds = time_op(ctx, &nbl__adamw_family.forward, &a);
-        tell(eight ? "adamw, 8 bits, 448 tensors" : "adamw, 32 bits, 448 tensors", seconds,
-             n * (eight ? 16 + 16.0 / int{NBL_ADAMW_BLOCK} : 28), "TB/s", copy);
+        print_line(eight ? "adamw, 8 bits, 448 tensors" : "adamw, 32 bits, 448 tensors", seconds,
+                   n * (eight ? 16 + 16.0 / int{NBL_ADAMW_BLOCK} : 28), "TB/s", copy);
         for (int clip = 0; clip < 2 && !eight; clip++) {
             for (int i = 0; i < TENSORS; i++) gradients[i] = all[i].g;
             nbl__grad_norm g = {};
@@ -163,7 +163,7 @@ void time_optimiser(nbl_context *ctx, double copy)
             g.max_norm = clip ? 1e-6 : 0; /* so small that each call multiplies */
             g.norm = tensor_of(NBL_DTYPE_F32, 1, 1, ZERO, 0);
             seconds = time_op(ctx, &nbl__grad_norm_family.forward, &g);
-            tell(clip ? "grad_norm and clipping" : "grad_norm", seconds, n * (clip ? 12 : 4), "TB/s", copy);
+            print_line(clip ? "grad_norm and clipping" : "grad_norm", seconds, n * (clip ? 12 : 4), "TB/s", copy);
         }
         for (const nbl__adamw_tensor &t : all)
             for (void *part : {t.p.data, t.g.data, t.m.data, t.v.data, t.m_absmax.data, t.v_absmax.data})
@@ -191,7 +191,7 @@ void time_head(nbl_context *ctx, const char *model, int64_t hidden, int64_t voca
     a.dx_in_forward = tensor_of(NBL_DTYPE_F32, TOKENS, hidden, ZERO, 0);
     double one = 2.0 * TOKENS * static_cast<double>(hidden * vocabulary);
     nbl__call call = {ctx, "cuda_step", NULL, 0, nbl__device_of(ctx), {}};
-    nbl__gemm g = {};
+    nbl__cublaslt_gemm g = {};
     g.dtype = NBL_DTYPE_BF16;
     g.c_dtype = NBL_DTYPE_F32;
     g.m = 1024;
@@ -206,17 +206,17 @@ void time_head(nbl_context *ctx, const char *model, int64_t hidden, int64_t voca
                              [&] { NIBBLE(nbl__cuda_gemm(&call, &g)); });
     double rate = one * 1024 / TOKENS / alone * 1e-12;
     printf("%s: %d tokens x %" PRId64 " x %" PRId64 "\n", model, TOKENS, hidden, vocabulary);
-    tell("the product of 1024 tokens alone", alone, one * 1024 / TOKENS, "TFLOP/s", rate);
+    print_line("the product of 1024 tokens alone", alone, one * 1024 / TOKENS, "TFLOP/s", rate);
     for (int grad_in_forward = 0; grad_in_forward < 2; grad_in_forward++) {
         a.grad_in_forward = grad_in_forward;
-        tell(grad_in_forward ? "cross_entropy with dx" : "cross_entropy",
-             time_op(ctx, &nbl__cross_entropy_family.forward, &a), (1 + grad_in_forward) * one, "TFLOP/s", rate);
+        print_line(grad_in_forward ? "cross_entropy with dx" : "cross_entropy",
+                   time_op(ctx, &nbl__cross_entropy_family.forward, &a), (1 + grad_in_forward) * one, "TFLOP/s", rate);
     }
     a.grad_in_forward = false;
     a.dx = tensor_of(NBL_DTYPE_BF16, TOKENS, hidden, ZERO, 0);
     a.dloss = tensor_of(NBL_DTYPE_F32, 1, 1, POSITIVE, 1);
-    tell("cross_entropy_backward", time_op(ctx, &nbl__cross_entropy_family.backward, &a), 2 * one, "TFLOP/s",
-         rate);
+    print_line("cross_entropy_backward", time_op(ctx, &nbl__cross_entropy_family.backward, &a), 2 * one, "TFLOP/s",
+               rate);
     for (const nbl_tensor *t :
          {&w, &a.x, &a.labels, &a.loss, &a.logprobs, &a.lse, &a.dx_in_forward, &a.dx, &a.dloss})
         CUDA(cudaFree(t->data));
@@ -243,10 +243,10 @@ int main(void)
     double seconds = median_of(
         stream, [=] { CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream)); });
     double copy = 2.0 * static_cast<double>(bytes) / seconds * 1e-12;
-    tell("a copy", seconds, 2.0 * static_cast<double>(bytes), "TB/s", copy);
+    print_line("a copy", seconds, 2.0 * static_cast<double>(bytes), "TB/s", copy);
     CUDA(cudaFree(from));
     CUDA(cudaFree(to));
-    time_optimiser(ctx, copy);
+    time_optimizer(ctx, copy);
     time_head(ctx, "Llama-3.2-1B", 2048, 128256);
     time_head(ctx, "Qwen3-1.7B", 2048, 151936);
     time_head(ctx, "Llama-3.1-8B", 4096, 128256);

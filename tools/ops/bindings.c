@@ -73,7 +73,7 @@ static nbl_status read_slots(run *r, const nbl__family *family, void *arguments,
             break;
         case NBL_ROLE_COTANGENT:
             NBL_TRY(run_optional(r, slot->name, field));
-            *backward |= nbl__given(field);
+            *backward |= nbl__has_data(field);
             break;
         default: break;
         }

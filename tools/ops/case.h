@@ -156,7 +156,7 @@ typedef struct case_run {
     void *arguments;
     case_memory memory;
     const char *only; /* the one gradient that is wanted; NULL: all */
-    bool recorded;
+    bool captured;
 } case_run;
 
 /* Starts a pass: a copy of the arguments without outputs, or with those of `forward`, which must live on. */
@@ -169,7 +169,7 @@ void case_end(case_run *r);
  * element only. */
 nbl_status case_forward(nbl_context *ctx, const op_case *c, const nbl__impl *impl, bool skewed, case_run *r);
 nbl_status case_backward(nbl_context *ctx, const op_case *c, const nbl__impl *impl, bool skewed, case_run *r);
-/* With a context on a device both run there (device.h); r->recorded: through a capture of its stream. */
+/* With a context on a device both run there (device.h); r->captured: through a capture of its stream. */
 /* Has the machine this implementation, and does it take the case? `r` has its outputs' shapes. */
 bool case_takes(const nbl_context *ctx, const nbl__impl *impl, const case_run *r);
 const nbl__impl *case_reference(const nbl__op *op);

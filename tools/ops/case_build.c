@@ -244,7 +244,7 @@ static bool make_cotangents(op_case *c)
             int64_t more = case_wider(c->text, slot->name);
             if (more > 0) case_spread(&c->memory, cotangent, more, (size_t)nbl__dtype_bits(of->dtype) / 8);
         }
-        any |= nbl__given(cotangent);
+        any |= nbl__has_data(cotangent);
     }
     return any;
 }

@@ -66,7 +66,7 @@ static nbl_status gather(nbl_context *ctx, const op_case *c, nbl__role role, cas
 static nbl_status run_mirrored(nbl_context *ctx, const op_case *c, const nbl__op *op, const nbl__impl *impl,
                                bool skewed, case_run *r)
 {
-    device_how how = skewed ? DEVICE_SKEWED : r->recorded ? DEVICE_RECORDED : DEVICE_PLAIN;
+    device_how how = skewed ? DEVICE_SKEWED : r->captured ? DEVICE_CAPTURED : DEVICE_PLAIN;
     return device_run(ctx, c->family, op, impl, NULL, r->arguments, how, NULL);
 }
 

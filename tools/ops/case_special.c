@@ -108,17 +108,17 @@ static size_t scratch_adamw(const nbl__impl *inner, const nbl_context *ctx, cons
     nbl__adamw_tensor list[PIECES];
     *whole = whole_adamw(a);
     nbl__adamw step = spread_adamw(a, whole, list);
-    nbl__cut cut = {base, 0};
-    nbl__cut_bytes(&cut, nbl__op_scratch(ctx, inner, &step));
+    nbl__bump bump = {base, 0};
+    nbl__bump_alloc(&bump, nbl__op_scratch(ctx, inner, &step));
     whole->p.data = a->p_out.data;
     whole->m.data = a->m_out.data;
     whole->v.data = a->v_out.data;
-    if (a->bits != 8) return cut.used;
-    whole->m.data = nbl__cut_bytes(&cut, case_bytes(&a->m));
-    whole->v.data = nbl__cut_bytes(&cut, case_bytes(&a->v));
-    whole->m_absmax.data = nbl__cut_bytes(&cut, case_bytes(&a->m_absmax));
-    whole->v_absmax.data = nbl__cut_bytes(&cut, case_bytes(&a->v_absmax));
-    return cut.used;
+    if (a->bits != 8) return bump.used;
+    whole->m.data = nbl__bump_alloc(&bump, case_bytes(&a->m));
+    whole->v.data = nbl__bump_alloc(&bump, case_bytes(&a->v));
+    whole->m_absmax.data = nbl__bump_alloc(&bump, case_bytes(&a->m_absmax));
+    whole->v_absmax.data = nbl__bump_alloc(&bump, case_bytes(&a->v_absmax));
+    return bump.used;
 }
 
 /* Copies what changes to the outputs, runs the step on them, and dequantizes 8-bit moments. */

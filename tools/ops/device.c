@@ -277,7 +277,7 @@ nbl_status device_fetch(device_image *image, const char *who)
 /* ---- a run ---- */
 
 /* Captures the call as a CUDA graph and replays it: what a planned step does. */
-static nbl_status run_recorded(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
+static nbl_status run_captured(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
                                device_image *image)
 {
     void *graph = NULL;
@@ -301,8 +301,8 @@ static nbl_status run_image(nbl_context *ctx, const nbl__op *op, const nbl__impl
     NBL_CHECK(ctx, why == NULL, NBL_ERROR_UNSUPPORTED, "%s declines: %s", impl->name, why);
     if (ran) *ran = impl;
     NBL_TRY(device_scratch(image, impl));
-    NBL_TRY(how == DEVICE_RECORDED
-                ? run_recorded(ctx, op, impl, image)
+    NBL_TRY(how == DEVICE_CAPTURED
+                ? run_captured(ctx, op, impl, image)
                 : nbl__op_run(ctx, op, impl, image->arguments, image->scratch, image->scratch_bytes));
     nbl_status status = device_fetch(image, impl->name);
     if (status != NBL_ERROR_ARGUMENT) return status;

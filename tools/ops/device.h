@@ -14,7 +14,7 @@
 typedef enum device_how {
     DEVICE_PLAIN,
     DEVICE_SKEWED,  /* every tensor is aligned to its element only, every packed weight not at all */
-    DEVICE_RECORDED /* through a capture of the stream */
+    DEVICE_CAPTURED /* through a capture of the stream */
 } device_how;
 
 /* A context that runs on the first CUDA device. NULL: there is none; `why` has the reason. */

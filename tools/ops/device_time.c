@@ -87,7 +87,7 @@ static nbl_status measure(clock_of *c, const timed_call *t, int samples, double 
 }
 
 /* Captures ROW calls in a row. */
-static nbl_status record_row(timed_call *t)
+static nbl_status capture_row(timed_call *t)
 {
     nbl__cuda *cuda = nbl__cuda_of(t->ctx);
     nbl_status status = NBL_OK;
@@ -102,7 +102,7 @@ static nbl_status time_image(timed_call *t, clock_of *c, int samples, device_tim
 {
     NBL_TRY(device_scratch(t->image, t->impl));
     NBL_TRY(measure(c, t, samples, &times->cold));
-    NBL_TRY(record_row(t));
+    NBL_TRY(capture_row(t));
     NBL_TRY(measure(c, t, samples, &times->warm));
     times->warm /= ROW;
     return NBL_OK;

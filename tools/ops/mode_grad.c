@@ -51,7 +51,7 @@ static bool is_differentiable(const op_case *c)
             continue;
         }
         const nbl_tensor *tensor = nbl__slot_tensor(slot, c->arguments);
-        if (nbl__given(tensor) && nbl__is_compute(tensor->dtype) && tensor->dtype != NBL_DTYPE_F32)
+        if (nbl__has_data(tensor) && nbl__is_compute(tensor->dtype) && tensor->dtype != NBL_DTYPE_F32)
             return false;
     }
     return true;
@@ -104,7 +104,7 @@ static double functional(grading *g, const void *arguments)
         const nbl_tensor *cotangent = nbl__slot_tensor(slot, (void *)(uintptr_t)arguments),
                          *output = nbl__slot_tensor(nbl__slot_find(g->family, slot->of),
                                                     (void *)(uintptr_t)arguments);
-        for (int64_t i = 0; nbl__given(cotangent) && i < nbl__tensor_elements(cotangent); i++)
+        for (int64_t i = 0; nbl__has_data(cotangent) && i < nbl__tensor_elements(cotangent); i++)
             sum += nbl__ref_get(cotangent, i) * nbl__ref_get(output, i);
     }
     return sum;

@@ -56,7 +56,7 @@ static double bytes_of(const nbl__family *family, void *arguments, bool backward
         const nbl_tensor *tensor = nbl__slot_tensor(slot, arguments);
         bool skip = backward ? slot->role == NBL_ROLE_OUTPUT
                              : slot->role == NBL_ROLE_GRADIENT || slot->role == NBL_ROLE_COTANGENT;
-        if (!skip && nbl__given(tensor)) sum += (double)case_bytes(tensor);
+        if (!skip && nbl__has_data(tensor)) sum += (double)case_bytes(tensor);
     }
     return sum;
 }

@@ -88,7 +88,7 @@ static bool make_axes(asking *a)
                                 &a->weights[slot - a->family->slots][i], why) != CASE_READY)
                     return false;
             if (w->rank == 2 && !join_axis(a, slot, AXIS_WEIGHT, CHOICES)) return false;
-        } else if (input && nbl__given(nbl__slot_tensor(slot, a->c.arguments))) {
+        } else if (input && nbl__has_data(nbl__slot_tensor(slot, a->c.arguments))) {
             bool is_float = case_is_float(nbl__slot_tensor(slot, a->c.arguments)->dtype);
             if (!join_axis(a, slot, is_float ? AXIS_FLOAT : AXIS_INTEGER, is_float ? COMPUTE : INTEGERS))
                 return false;

@@ -116,10 +116,10 @@ static bool pass(testing *t, nbl_context *ctx, const nbl__impl *impl, bool backw
                  const case_run *forward, case_run *r)
 {
     const char *only = r->only;
-    bool recorded = r->recorded;
+    bool captured = r->captured;
     case_begin(t->c, forward, r);
     r->only = only;
-    r->recorded = recorded;
+    r->captured = captured;
     nbl_status status = backward ? case_backward(ctx, t->c, impl, skewed, r)
                                  : case_forward(ctx, t->c, impl, skewed, r);
     if (status == NBL_OK) return true;
@@ -269,7 +269,7 @@ static void test_device_impls(testing *t, const nbl__op *op, const case_run *for
     nbl_context *ctx = t->all->contexts->device;
     for (const nbl__impl *const *at = case_impls(ctx, t->c->family, op); *at; at++) {
         const nbl__impl *impl = *at;
-        case_run a = {0}, b = {0}, again = {.recorded = true};
+        case_run a = {0}, b = {0}, again = {.captured = true};
         if (!wanted(t->all, impl)) continue;
         if (pass(t, ctx, impl, backward, true, forward, &b)) compare(t, impl->name, ctx, &b, backward);
         if (pass(t, ctx, impl, backward, false, forward, &a)) {

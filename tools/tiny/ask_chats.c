@@ -85,7 +85,7 @@ static nbl_status ask_batch(job *j)
 {
     int32_t ends[MAX_ENDS];
     nbl_generate_options how = {NBL_OPTIONS(nbl_generate_options), .max_tokens = ANSWER_TOKENS, .ends = ends};
-    how.end_count = nbl__min_i64(nbl_model_ends(j->model, ends, MAX_ENDS), MAX_ENDS);
+    how.end_count = nbl__min_i64(nbl_model_eos_ids(j->model, ends, MAX_ENDS), MAX_ENDS);
     nbl_status status = j->count ? nbl_model_generate(j->model, j->prompts, j->count, &how, j->answers)
                                  : NBL_OK;
     for (int64_t i = 0; i < j->count; i++) {

@@ -55,7 +55,7 @@ static void unregister(nbl__mapping *m)
     nbl__mapping **at = nbl__context_mappings(m->ctx);
     while (*at && *at != m) at = &(*at)->next;
     if (*at) *at = m->next;
-    nbl__bus_release(m->slot);
+    nbl__guard_close(m->slot);
     if (m->fd >= 0) close(m->fd);
     nbl__free(m->ctx, m->path, m->path_size);
     nbl__free(m->ctx, m, sizeof *m);
@@ -109,7 +109,7 @@ nbl_status nbl__file_map(nbl_context *ctx, const char *path, nbl__file *file)
         close(fd);
         m->fd = -1;
     }
-    m->slot = nbl__bus_guard(data, m->size);
+    m->slot = nbl__guard_open(data, m->size);
     *file = (nbl__file){data, m->size, m};
     return NBL_OK;
 }
@@ -145,7 +145,7 @@ static nbl_status check_mapping(nbl__mapping *m)
                                                "it was opened",
                                                m->path));
     }
-    if (nbl__bus_was_hit(m->slot, &offset))
+    if (nbl__guard_was_hit(m->slot, &offset))
         return explain_change(m, nbl__fail(m->ctx, NBL_ERROR_IO,
                                            "%s: byte %" PRIu64 " of %" PRIu64
                                            " could not be read: the file became shorter, or the disk fails",

@@ -64,7 +64,7 @@ nbl_status nbl_guard_mapped_files(void)
     return NBL_ERROR_IO;
 }
 
-int nbl__bus_guard(const void *data, uint64_t size)
+int nbl__guard_open(const void *data, uint64_t size)
 {
     if (!atomic_load(&installed)) return -1;
     for (int i = 0; i < SLOTS; i++) {
@@ -77,21 +77,21 @@ int nbl__bus_guard(const void *data, uint64_t size)
     return -1;
 }
 
-void nbl__bus_release(int number)
+void nbl__guard_close(int number)
 {
     if (number < 0) return;
     atomic_store(&slots[number].end, 0);
     atomic_store(&slots[number].begin, 0);
 }
 
-bool nbl__bus_was_hit(int number, uint64_t *offset)
+bool nbl__guard_was_hit(int number, uint64_t *offset)
 {
     uintptr_t fault = number < 0 ? 0 : atomic_load(&slots[number].fault);
     if (fault) *offset = fault - atomic_load(&slots[number].begin);
     return fault != 0;
 }
 
-int nbl__bus_hits(void)
+int nbl__guard_hits(void)
 {
     return atomic_load(&hits);
 }

@@ -7,17 +7,17 @@
  *
  * A signal handler finds its data only in globals. These globals are used only after the program
  * has called nbl_guard_mapped_files; without that call SIGBUS behaves as usual. */
-#ifndef NBL_BUS_H
-#define NBL_BUS_H
+#ifndef NBL_FILE_GUARD_H
+#define NBL_FILE_GUARD_H
 
 #include "base/base.h"
 
 /* Guards a mapping. Returns its slot, or -1 if guarding is off or all slots are taken. */
-int nbl__bus_guard(const void *data, uint64_t size);
-void nbl__bus_release(int slot); /* -1 is allowed */
+int nbl__guard_open(const void *data, uint64_t size);
+void nbl__guard_close(int slot); /* -1 is allowed */
 /* True if a page of the mapping was missing. *offset becomes its byte offset in the file. */
-bool nbl__bus_was_hit(int slot, uint64_t *offset);
+bool nbl__guard_was_hit(int slot, uint64_t *offset);
 /* Number of mappings with a missing page since the process began. */
-int nbl__bus_hits(void);
+int nbl__guard_hits(void);
 
 #endif

@@ -46,7 +46,7 @@ typedef struct nbl__cuda {
     struct nbl__blas *blas;  /* cublaslt.h; NULL: the library was not found */
     void *tensor_map_encode; /* gemm_sm90.h; found at its first use */
     size_t allocated;        /* bytes of device memory allocated through this struct */
-    void *staging;           /* pinned host memory for nbl__device.lend */
+    void *staging;           /* pinned host memory for nbl__device.map_host */
     size_t staging_bytes;
     void **timers; /* cudaEvent_t */
     int timer_count;
@@ -71,8 +71,8 @@ static inline nbl__cuda *nbl__call_cuda(const nbl__call *call)
  * rest. */
 extern const nbl__device nbl__cuda_template;
 
-/* linear_cuda.c: nbl__device.kept. */
-size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments);
+/* linear_cuda.c: nbl__device.saved_bytes. */
+size_t nbl__cuda_saved_bytes(const nbl__impl *impl, const void *arguments);
 
 /* NBL_OK if the kernels run on this device: compute capability 8.0 or later. */
 nbl_status nbl__cuda_supports(nbl_context *ctx, int index, const nbl_cuda_device *device);

@@ -98,7 +98,7 @@ static void deallocate(nbl_context *ctx, void *memory, size_t bytes)
     release(nbl__cuda_of(ctx), memory, bytes);
 }
 
-static uint64_t left(nbl_context *ctx)
+static uint64_t bytes_free(nbl_context *ctx)
 {
     return free_bytes_of(nbl__cuda_of(ctx));
 }
@@ -217,20 +217,20 @@ static nbl_status read_now(nbl_context *ctx, void *host, const void *from, size_
 }
 
 /* The host memory of these two must stay valid and unchanged until the copy is over. */
-static nbl_status write_later(nbl_context *ctx, void *to, const void *host, size_t bytes)
+static nbl_status write_async(nbl_context *ctx, void *to, const void *host, size_t bytes)
 {
     return copy(ctx, to, host, bytes, cudaMemcpyHostToDevice, false);
 }
 
-static nbl_status read_later(nbl_context *ctx, void *host, const void *from, size_t bytes)
+static nbl_status read_async(nbl_context *ctx, void *host, const void *from, size_t bytes)
 {
     return copy(ctx, host, from, bytes, cudaMemcpyDeviceToHost, false);
 }
 
-/* Lends the staging memory, pinned and as large as the largest request so far, with a copy of
- * `memory` if `read`. There is one: the next call overwrites it. give_back writes it to the
+/* Maps the staging memory, pinned and as large as the largest request so far, with a copy of
+ * `memory` if `read`. There is one: the next call overwrites it. unmap_host writes it to the
  * device. */
-static nbl_status lend(nbl_context *ctx, void *memory, size_t bytes, bool read, void **host)
+static nbl_status map_host(nbl_context *ctx, void *memory, size_t bytes, bool read, void **host)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
     if (bytes > cuda->staging_bytes) {
@@ -259,12 +259,12 @@ static nbl_status capture_begin(nbl_context *ctx)
 static nbl_status capture_end(nbl_context *ctx, bool good, void **graph)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
-    cudaGraph_t recorded = NULL;
+    cudaGraph_t captured = NULL;
     cudaGraphExec_t ready = NULL;
     *graph = NULL;
-    cudaError_t error = cudaStreamEndCapture(cuda->stream, &recorded);
-    if (error == cudaSuccess && good) error = cudaGraphInstantiate(&ready, recorded, 0);
-    if (recorded) cudaGraphDestroy(recorded);
+    cudaError_t error = cudaStreamEndCapture(cuda->stream, &captured);
+    if (error == cudaSuccess && good) error = cudaGraphInstantiate(&ready, captured, 0);
+    if (captured) cudaGraphDestroy(captured);
     if (!good) {
         cudaGetLastError();
         return NBL_OK; /* the failure was reported when it happened */
@@ -356,16 +356,16 @@ const nbl__device nbl__cuda_template = {
     .reads_host = true,
     .captures = true,
     .splits_mlp = true,
-    .joins_attention = true,
-    .joins_norm_rope = true,
+    .fuses_rope_attention = true,
+    .fuses_norm_rope = true,
     .operations_per_host_byte = 12000, /* 600 TFLOP/s, 50 GB/s */
     .impls = nbl__cuda_impls,
-    .kept = nbl__cuda_kept,
+    .saved_bytes = nbl__cuda_saved_bytes,
     .dequantize = dequantize,
     .machine = machine,
     .alloc = allocate,
     .free = deallocate,
-    .left = left,
+    .bytes_free = bytes_free,
     .alloc_host = alloc_host,
     .free_host = free_host,
     .borrow_scratch = borrow_scratch,
@@ -373,10 +373,10 @@ const nbl__device nbl__cuda_template = {
     .fill = fill,
     .write = write_now,
     .read = read_now,
-    .write_later = write_later,
-    .read_later = read_later,
-    .lend = lend,
-    .give_back = write_now,
+    .write_async = write_async,
+    .read_async = read_async,
+    .map_host = map_host,
+    .unmap_host = write_now,
     .offload_open = nbl__cuda_offload_open,
     .wait = wait,
     .event_record = event_record,
@@ -395,7 +395,7 @@ const nbl__device nbl__cuda_template = {
  * and workspace. It is the total minus what is free now. That includes memory of other processes,
  * so it is limited to MAX_CONTEXT: a context takes a quarter to half a GiB. LATER is for kernels
  * that are loaded at first use, and for captured graphs. */
-static size_t taken_beside(const nbl__cuda *cuda)
+static size_t measure_overhead(const nbl__cuda *cuda)
 {
     enum { MAX_CONTEXT = 640 << 20, LATER = 8 << 20 };
     size_t free_bytes = free_bytes_of(cuda), taken = free_bytes ? cuda->memory - free_bytes : 0;
@@ -434,7 +434,7 @@ static nbl_status open_device(nbl__cuda *cuda)
     cuda->workspace = take(cuda, cuda->workspace_bytes);
     if (cuda->workspace == NULL) return NBL_ERROR_MEMORY;
     NBL_TRY(nbl__blas_open(cuda, &cuda->blas));
-    cuda->device.bytes_beside = taken_beside(cuda);
+    cuda->device.overhead_bytes = measure_overhead(cuda);
     return NBL_OK;
 }
 

@@ -7,7 +7,7 @@
  * Then keys and names are sorted to find duplicates, and tensors by address to find overlaps: O(n
  * log n).
  *
- * In inspection mode (nbl__gguf_inspect) c->problems is not NULL, and nbl__problem_take lists a
+ * In inspection mode (nbl__gguf_inspect) c->problems is not NULL, and nbl__problem_collect lists a
  * problem. Reading goes on as long as the next offset is known: a wrong bool or a misaligned tensor
  * is listed, a text that is longer than the file ends the reading. */
 #include "format/gguf/gguf.h"
@@ -142,7 +142,7 @@ static nbl_status read_numbers(cursor *c, nbl__gguf_type type, uint64_t count)
              "%" PRIu64 " numbers of %" PRIu64 " bytes, the file has %" PRIu64
              " bytes more (truncated copy?)",
              count, width, left(c));
-    if (type == NBL_GGUF_BOOL) NBL_TRY(nbl__problem_take(c->problems, check_bools(c, count)));
+    if (type == NBL_GGUF_BOOL) NBL_TRY(nbl__problem_collect(c->problems, check_bools(c, count)));
     c->at += count * width;
     return NBL_OK;
 }
@@ -261,7 +261,7 @@ static nbl_status check_alignment(cursor *c, uint64_t alignment, uint64_t offset
 static nbl_status list_or_fail(cursor *c, nbl_status status, uint64_t *offset)
 {
     if (status != NBL_OK) *offset = NOWHERE;
-    return nbl__problem_take(c->problems, status);
+    return nbl__problem_collect(c->problems, status);
 }
 
 /* Reads a tensor's head. *offset counts from the beginning of the data, which is known only after
@@ -305,7 +305,7 @@ static nbl_status index_entries(nbl__gguf *g)
         if (strcmp(g->by_key[i - 1]->key, g->by_key[i]->key) != 0) continue;
         nbl_status status = nbl__fail(g->ctx, NBL_ERROR_FORMAT, "%s: the key \"%.200s\" is there twice",
                                       g->path, g->by_key[i]->key);
-        NBL_TRY(nbl__problem_take(g->problems, status));
+        NBL_TRY(nbl__problem_collect(g->problems, status));
     }
     return NBL_OK;
 }
@@ -321,17 +321,17 @@ static nbl_status index_tensors(nbl__gguf *g)
     for (size_t i = 1; i < n; i++) {
         const nbl__gguf_tensor *before = list[i - 1], *it = list[i];
         if (before->data == NULL || before->data + before->bytes <= it->data) continue;
-        NBL_TRY(nbl__problem_take(g->problems,
-                                  nbl__fail(g->ctx, NBL_ERROR_FORMAT,
-                                            "%s: the data of tensor \"%.200s\" overlaps that of \"%.200s\"",
-                                            g->path, it->name, before->name)));
+        NBL_TRY(nbl__problem_collect(
+            g->problems, nbl__fail(g->ctx, NBL_ERROR_FORMAT,
+                                   "%s: the data of tensor \"%.200s\" overlaps that of \"%.200s\"", g->path,
+                                   it->name, before->name)));
     }
     qsort(list, n, sizeof *list, nbl__gguf_by_name);
     for (size_t i = 1; i < n; i++) {
         if (strcmp(list[i - 1]->name, list[i]->name) != 0) continue;
-        NBL_TRY(nbl__problem_take(g->problems, nbl__fail(g->ctx, NBL_ERROR_FORMAT,
-                                                         "%s: the tensor \"%.200s\" is there twice", g->path,
-                                                         list[i]->name)));
+        NBL_TRY(nbl__problem_collect(g->problems, nbl__fail(g->ctx, NBL_ERROR_FORMAT,
+                                                            "%s: the tensor \"%.200s\" is there twice",
+                                                            g->path, list[i]->name)));
     }
     return NBL_OK;
 }
@@ -375,8 +375,8 @@ static nbl_status read_alignment(cursor *c, const nbl__gguf *g, uint64_t *alignm
                     (value & (value - 1)) == 0;
         if (!fits) {
             value = ALIGNMENT_DEFAULT;
-            NBL_TRY(nbl__problem_take(c->problems, refuse(c, (uint64_t)(entry->data - c->data), "%s",
-                                                          "not a power of two in a u32")));
+            NBL_TRY(nbl__problem_collect(c->problems, refuse(c, (uint64_t)(entry->data - c->data), "%s",
+                                                             "not a power of two in a u32")));
         }
     }
     *alignment = (uint64_t)value;
@@ -410,7 +410,7 @@ static nbl_status read_tensors(cursor *c, nbl__gguf *g, uint64_t alignment, uint
         if (offsets[i] == NOWHERE) continue;
         nbl_status status = check_end(c, tensor, begin, offsets[i]);
         if (status == NBL_OK) tensor->data = c->data + begin + offsets[i];
-        NBL_TRY(nbl__problem_take(c->problems, status));
+        NBL_TRY(nbl__problem_collect(c->problems, status));
     }
     return NBL_OK;
 }
@@ -434,13 +434,13 @@ static nbl_status read_all(cursor *c, nbl__gguf *g)
     nbl_status status = read_entries(c, g);
     if (status != NBL_OK) g->tensor_count = 0;
     bool stopped = status != NBL_OK;
-    NBL_TRY(nbl__problem_take(c->problems, status));
+    NBL_TRY(nbl__problem_collect(c->problems, status));
     NBL_TRY(index_entries(g));
     if (!stopped) {
         NBL_TRY(read_alignment(c, g, &alignment));
         /* the offsets count from the end of the head, which is known after the last tensor */
         NBL_TRY(NBL_ALLOC(g->ctx, offsets, tensors));
-        status = nbl__problem_take(c->problems, read_tensors(c, g, alignment, offsets));
+        status = nbl__problem_collect(c->problems, read_tensors(c, g, alignment, offsets));
         nbl__free(g->ctx, offsets, (size_t)tensors * sizeof *offsets);
         NBL_TRY(status);
     }

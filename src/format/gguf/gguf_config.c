@@ -67,7 +67,7 @@ static nbl_status unsupported_key(const nbl__gguf_model *m, const char *key, con
 /* Inspection mode: lists a problem and returns NBL_OK. Else returns the status. */
 static nbl_status report_or_list(const nbl__gguf_model *m, nbl_status status)
 {
-    return nbl__problem_take(m->gguf->problems, status);
+    return nbl__problem_collect(m->gguf->problems, status);
 }
 
 /* Reads a size from 1 to 2^31 - 1, or an array with one equal size per layer. fallback: the value

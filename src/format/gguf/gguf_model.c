@@ -93,7 +93,7 @@ static nbl_status bad_tensor(const nbl__gguf_model *m, nbl_status code, const ch
 /* Inspection mode: lists a problem and returns NBL_OK. Else returns the status. */
 static nbl_status report_or_list(const nbl__gguf_model *m, nbl_status status)
 {
-    return nbl__problem_take(m->gguf->problems, status);
+    return nbl__problem_collect(m->gguf->problems, status);
 }
 
 /* The size that an extent stands for in this model; 1 for NONE. */

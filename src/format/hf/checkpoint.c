@@ -13,7 +13,7 @@ enum { INDEX_LIMIT = 128 << 20 };
 nbl_status nbl__checkpoint_problem(nbl_checkpoint *c, nbl_status status)
 {
     if (!nbl__is_of_the_file(status)) return status;
-    if (c->mode == NBL_OPEN_TOLERANT) return nbl__problem_take(&c->problems, status);
+    if (c->mode == NBL_OPEN_TOLERANT) return nbl__problem_collect(&c->problems, status);
     const char *message = nbl__arena_strdup(&c->arena, nbl_error_message(c->ctx));
     if (message && strstr(message, c->path) == NULL) /* say which checkpoint, unless a file's name did */
         nbl__fail(c->ctx, status, "%s: %s", c->path, message);

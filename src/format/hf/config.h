@@ -13,9 +13,9 @@ typedef struct nbl__config {
     const char *architecture, *model_type;
     const nbl__json *quantization; /* the object quantization_config; NULL when absent */
     /* tie_word_embeddings and num_hidden_layers; of text_config where the root has none. */
-    enum { NBL_TIED_UNTOLD, NBL_TIED_NO, NBL_TIED_YES } tied; /* UNTOLD: the key is absent */
-    int64_t layers;                                           /* 0: the key is absent */
-    bool is_multimodal;                                       /* it has a text_config */
+    enum { NBL_TIED_UNSET, NBL_TIED_NO, NBL_TIED_YES } tied; /* UNSET: the key is absent */
+    int64_t layers;                                          /* 0: the key is absent */
+    bool is_multimodal;                                      /* it has a text_config */
 } nbl__config;
 
 /* Parses a text, which must be terminated and live as long as *config. All memory comes from the

@@ -62,38 +62,43 @@ nbl_status nbl__safetensors_build_result(nbl__arena *arena, const nbl__stored *t
  * written in order; within a group, bytes are written in any order and from any thread. No data is held in
  * memory. Within a file tensors are in upstream's order (widest dtype first, then by name), so the same
  * tensors give the same bytes. Only late entries, whose size is unknown until they are written, come last. */
-typedef struct nbl__writer nbl__writer;
+typedef struct nbl__safetensors_writer nbl__safetensors_writer;
 
-nbl_status nbl__writer_create(nbl_context *ctx, nbl__writer **writer);
+nbl_status nbl__safetensors_writer_create(nbl_context *ctx, nbl__safetensors_writer **writer);
 /* Names the files: STEM.safetensors, or STEM-00001-of-00003.safetensors and so on. Default:
  * "model". `stem` is not copied and has at most 23 bytes. */
-void nbl__writer_name(nbl__writer *writer, const char *stem);
-void nbl__writer_free(nbl__writer *writer); /* NULL is allowed */
+void nbl__safetensors_writer_name(nbl__safetensors_writer *writer, const char *stem);
+void nbl__safetensors_writer_free(nbl__safetensors_writer *writer); /* NULL is allowed */
 /* Declares a tensor. Groups are numbered from 0, without gaps and in order. *number: for the write
  * calls. */
-nbl_status nbl__writer_declare(nbl__writer *writer, int64_t group, const char *name, nbl_dtype dtype,
-                               int rank, const int64_t *shape, int64_t *number);
+nbl_status nbl__safetensors_writer_declare(nbl__safetensors_writer *writer, int64_t group, const char *name,
+                                           nbl_dtype dtype, int rank, const int64_t *shape, int64_t *number);
 /* Declares a late entry: a vector of at most `bytes` bytes whose length is known only when it is
  * written. */
-nbl_status nbl__writer_declare_late(nbl__writer *writer, int64_t group, const char *name, int64_t bytes,
-                                    int64_t *number);
+nbl_status nbl__safetensors_writer_declare_late(nbl__safetensors_writer *writer, int64_t group,
+                                                const char *name, int64_t bytes, int64_t *number);
 /* Fixes files and offsets. A file holds at most `shard_size` bytes of data, unless one group is
  * larger. *bytes: upper bound for all files together. *files: their number. Two tensors of one name
  * are an error. */
-nbl_status nbl__writer_layout(nbl__writer *writer, uint64_t shard_size, uint64_t *bytes, int *files);
+nbl_status nbl__safetensors_writer_layout(nbl__safetensors_writer *writer, uint64_t shard_size,
+                                          uint64_t *bytes, int *files);
 /* Opens the file of a group, if it is not open. Call it before the writes of each group, in
  * order. */
-nbl_status nbl__writer_begin_group(nbl__writer *writer, nbl__output *output, int64_t group);
+nbl_status nbl__safetensors_writer_begin_group(nbl__safetensors_writer *writer, nbl__output *output,
+                                               int64_t group);
 /* Writes `size` bytes of a tensor of the current group, `offset` bytes from its beginning. */
-nbl_status nbl__writer_write(nbl__writer *writer, int64_t number, const void *data, size_t size,
-                             uint64_t offset); /* any thread */
+nbl_status nbl__safetensors_writer_write(nbl__safetensors_writer *writer, int64_t number, const void *data,
+                                         size_t size, uint64_t offset); /* any thread */
 /* Writes a whole tensor, with polls for cancellation. */
-nbl_status nbl__writer_write_all(nbl__writer *writer, int64_t number, const void *data);
+nbl_status nbl__safetensors_writer_write_all(nbl__safetensors_writer *writer, int64_t number,
+                                             const void *data);
 /* Writes a late entry, whose length is now `size`. Late entries of a file must be written by one
  * thread at a time and in the order of their declaration: the header lists them in that order. */
-nbl_status nbl__writer_write_late(nbl__writer *writer, int64_t number, const void *data, size_t size);
+nbl_status nbl__safetensors_writer_write_late(nbl__safetensors_writer *writer, int64_t number,
+                                              const void *data, size_t size);
 /* Closes the last file durably and writes the index if there are several files. *bytes: of all
  * files, without the index. */
-nbl_status nbl__writer_finish(nbl__writer *writer, nbl__output *output, uint64_t *bytes);
+nbl_status nbl__safetensors_writer_finish(nbl__safetensors_writer *writer, nbl__output *output,
+                                          uint64_t *bytes);
 
 #endif

@@ -30,7 +30,7 @@ typedef struct file {
     int64_t begin, count; /* its entries are order[begin, begin + count) */
 } file;
 
-struct nbl__writer {
+struct nbl__safetensors_writer {
     nbl_context *ctx;
     const char *stem; /* of the files' names */
     nbl__arena arena;
@@ -77,7 +77,7 @@ static int by_name(const void *a, const void *b)
     return strcmp((*(entry *const *)a)->name, (*(entry *const *)b)->name);
 }
 
-nbl_status nbl__writer_create(nbl_context *ctx, nbl__writer **writer)
+nbl_status nbl__safetensors_writer_create(nbl_context *ctx, nbl__safetensors_writer **writer)
 {
     NBL_TRY(NBL_ALLOC(ctx, *writer, 1));
     (*writer)->ctx = ctx;
@@ -87,13 +87,13 @@ nbl_status nbl__writer_create(nbl_context *ctx, nbl__writer **writer)
     return NBL_OK;
 }
 
-void nbl__writer_name(nbl__writer *w, const char *stem)
+void nbl__safetensors_writer_name(nbl__safetensors_writer *w, const char *stem)
 {
     assert(strlen(stem) < 24);
     w->stem = stem;
 }
 
-void nbl__writer_free(nbl__writer *w)
+void nbl__safetensors_writer_free(nbl__safetensors_writer *w)
 {
     if (w == NULL) return;
     if (w->fd >= 0) close(w->fd);
@@ -102,16 +102,16 @@ void nbl__writer_free(nbl__writer *w)
     nbl__free(w->ctx, w, sizeof *w);
 }
 
-nbl_status nbl__writer_declare_late(nbl__writer *w, int64_t group, const char *name, int64_t bytes,
-                                    int64_t *number)
+nbl_status nbl__safetensors_writer_declare_late(nbl__safetensors_writer *w, int64_t group, const char *name,
+                                                int64_t bytes, int64_t *number)
 {
-    NBL_TRY(nbl__writer_declare(w, group, name, NBL_DTYPE_U8, 1, &bytes, number));
+    NBL_TRY(nbl__safetensors_writer_declare(w, group, name, NBL_DTYPE_U8, 1, &bytes, number));
     w->entries[*number].late = true;
     return NBL_OK;
 }
 
-nbl_status nbl__writer_declare(nbl__writer *w, int64_t group, const char *name, nbl_dtype dtype, int rank,
-                               const int64_t *shape, int64_t *number)
+nbl_status nbl__safetensors_writer_declare(nbl__safetensors_writer *w, int64_t group, const char *name,
+                                           nbl_dtype dtype, int rank, const int64_t *shape, int64_t *number)
 {
     assert(group == w->groups || group == w->groups - 1);
     if (w->count == w->capacity) {
@@ -140,7 +140,7 @@ nbl_status nbl__writer_declare(nbl__writer *w, int64_t group, const char *name, 
 }
 
 /* The name of file `number`, as transformers names shards. */
-static void file_name(const nbl__writer *w, int number, char name[64])
+static void file_name(const nbl__safetensors_writer *w, int number, char name[64])
 {
     if (w->files == 1) snprintf(name, 64, "%s.safetensors", w->stem);
     else snprintf(name, 64, "%s-%05d-of-%05d.safetensors", w->stem, number + 1, w->files);
@@ -168,7 +168,7 @@ static void add_header(nbl__text *text, const char *mark, entry *const *order, i
 }
 
 /* All entries sorted, in the arena; NULL: out of memory. */
-static entry **sorted(nbl__writer *w, int (*order)(const void *, const void *))
+static entry **sorted(nbl__safetensors_writer *w, int (*order)(const void *, const void *))
 {
     entry **list = nbl__arena_alloc(&w->arena, (size_t)(w->count + 1) * sizeof *list);
     if (list == NULL) return NULL;
@@ -179,7 +179,7 @@ static entry **sorted(nbl__writer *w, int (*order)(const void *, const void *))
 
 /* Distributes the groups over files: a group starts a new file if it does not fit in the current
  * one. */
-static nbl_status assign_files(nbl__writer *w, uint64_t shard_size)
+static nbl_status assign_files(nbl__safetensors_writer *w, uint64_t shard_size)
 {
     w->group_file = nbl__arena_alloc(&w->arena, (size_t)(w->groups + 1) * sizeof *w->group_file);
     if (w->group_file == NULL) return NBL_ERROR_MEMORY;
@@ -206,7 +206,7 @@ static nbl_status assign_files(nbl__writer *w, uint64_t shard_size)
 
 /* Two entries may have one name: a storage format adds names such as W.absmax, which the source may
  * have. */
-static nbl_status check_names(nbl__writer *w)
+static nbl_status check_names(nbl__safetensors_writer *w)
 {
     entry **list = sorted(w, by_name);
     if (list == NULL) return NBL_ERROR_MEMORY;
@@ -216,7 +216,8 @@ static nbl_status check_names(nbl__writer *w)
     return NBL_OK;
 }
 
-nbl_status nbl__writer_layout(nbl__writer *w, uint64_t shard_size, uint64_t *bytes, int *files)
+nbl_status nbl__safetensors_writer_layout(nbl__safetensors_writer *w, uint64_t shard_size, uint64_t *bytes,
+                                          int *files)
 {
     NBL_TRY(assign_files(w, shard_size));
     NBL_TRY(check_names(w));
@@ -253,7 +254,7 @@ nbl_status nbl__writer_layout(nbl__writer *w, uint64_t shard_size, uint64_t *byt
 /* ---- writing ---- */
 
 /* Writes length and header of the open file, padded to the reserved size. */
-static nbl_status write_header(nbl__writer *w)
+static nbl_status write_header(nbl__safetensors_writer *w)
 {
     const file *it = &w->file[w->open_file];
     nbl__text header = {.ctx = w->ctx};
@@ -270,7 +271,7 @@ static nbl_status write_header(nbl__writer *w)
     return status;
 }
 
-static nbl_status close_file(nbl__writer *w)
+static nbl_status close_file(nbl__safetensors_writer *w)
 {
     if (w->fd < 0) return NBL_OK;
     NBL_TRY(write_header(w));
@@ -279,7 +280,7 @@ static nbl_status close_file(nbl__writer *w)
     return nbl__output_close(w->output, fd, w->open_name);
 }
 
-static nbl_status open_file(nbl__writer *w, int number)
+static nbl_status open_file(nbl__safetensors_writer *w, int number)
 {
     file_name(w, number, w->open_name);
     NBL_TRY(nbl__output_open(w->output, w->open_name, &w->fd));
@@ -287,7 +288,7 @@ static nbl_status open_file(nbl__writer *w, int number)
     return NBL_OK;
 }
 
-nbl_status nbl__writer_begin_group(nbl__writer *w, nbl__output *output, int64_t group)
+nbl_status nbl__safetensors_writer_begin_group(nbl__safetensors_writer *w, nbl__output *output, int64_t group)
 {
     w->output = output;
     if (w->group_file[group] == w->open_file) return NBL_OK;
@@ -295,7 +296,8 @@ nbl_status nbl__writer_begin_group(nbl__writer *w, nbl__output *output, int64_t 
     return open_file(w, w->group_file[group]);
 }
 
-nbl_status nbl__writer_write(nbl__writer *w, int64_t number, const void *data, size_t size, uint64_t offset)
+nbl_status nbl__safetensors_writer_write(nbl__safetensors_writer *w, int64_t number, const void *data,
+                                         size_t size, uint64_t offset)
 {
     const entry *e = &w->entries[number];
     assert(e->file == w->open_file && !e->late && offset + size <= e->bytes);
@@ -303,19 +305,20 @@ nbl_status nbl__writer_write(nbl__writer *w, int64_t number, const void *data, s
                              8 + w->file[e->file].header + e->offset + offset);
 }
 
-nbl_status nbl__writer_write_all(nbl__writer *w, int64_t number, const void *data)
+nbl_status nbl__safetensors_writer_write_all(nbl__safetensors_writer *w, int64_t number, const void *data)
 {
     enum { PIECE = 16 << 20 };
     const entry *e = &w->entries[number];
     for (uint64_t at = 0; at < e->bytes; at += PIECE) {
         size_t size = (size_t)(e->bytes - at < PIECE ? e->bytes - at : PIECE);
         NBL_TRY(nbl__progress_poll(w->ctx, e->name));
-        NBL_TRY(nbl__writer_write(w, number, (const uint8_t *)data + at, size, at));
+        NBL_TRY(nbl__safetensors_writer_write(w, number, (const uint8_t *)data + at, size, at));
     }
     return NBL_OK;
 }
 
-nbl_status nbl__writer_write_late(nbl__writer *w, int64_t number, const void *data, size_t size)
+nbl_status nbl__safetensors_writer_write_late(nbl__safetensors_writer *w, int64_t number, const void *data,
+                                              size_t size)
 {
     entry *e = &w->entries[number];
     file *it = &w->file[e->file];
@@ -328,7 +331,7 @@ nbl_status nbl__writer_write_late(nbl__writer *w, int64_t number, const void *da
 }
 
 /* Writes STEM.safetensors.index.json: the file of each tensor. */
-static nbl_status write_index(nbl__writer *w)
+static nbl_status write_index(nbl__safetensors_writer *w)
 {
     entry **list = sorted(w, by_name);
     if (list == NULL) return NBL_ERROR_MEMORY;
@@ -353,7 +356,7 @@ static nbl_status write_index(nbl__writer *w)
     return status;
 }
 
-nbl_status nbl__writer_finish(nbl__writer *w, nbl__output *output, uint64_t *bytes)
+nbl_status nbl__safetensors_writer_finish(nbl__safetensors_writer *w, nbl__output *output, uint64_t *bytes)
 {
     w->output = output;
     *bytes = 0;

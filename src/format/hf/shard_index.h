@@ -1,8 +1,8 @@
 /* shard_index.h - parses model.safetensors.index.json, which says in which file each tensor is:
  *
  *     {"weight_map": {"lm_head.weight": "model-00003-of-00003.safetensors", ...}, "metadata": {...}} */
-#ifndef NBL_INDEX_H
-#define NBL_INDEX_H
+#ifndef NBL_SHARD_INDEX_H
+#define NBL_SHARD_INDEX_H
 
 #include "base/arena.h"
 #include "base/json/json.h"

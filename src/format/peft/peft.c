@@ -61,7 +61,7 @@ static nbl_status bad_module(const nbl__peft *p, const char *path, const char *w
 /* Inspection mode: lists a problem and returns NBL_OK. Else returns the status. */
 static nbl_status report_or_list(const nbl__peft *p, nbl_status status)
 {
-    return nbl__problem_take(p->problems, status);
+    return nbl__problem_collect(p->problems, status);
 }
 
 /* The last component of a path. */

@@ -40,7 +40,7 @@ static nbl_status bad_module(const checker *c, nbl_status code, const char *path
 /* Inspection mode: lists a problem and returns NBL_OK. Else returns the status. */
 static nbl_status report_or_list(const checker *c, nbl_status status)
 {
-    return nbl__problem_take(c->peft->problems, status);
+    return nbl__problem_collect(c->peft->problems, status);
 }
 
 /* ---- file against model ---- */

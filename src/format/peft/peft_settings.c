@@ -373,7 +373,7 @@ static nbl_status check(reader *r, nbl__problems *problems)
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         if (!rules[i].wrong) continue;
         nbl_status status = nbl__fail(ctx, NBL_ERROR_FORMAT, "%s: %s", r->where, rules[i].what);
-        NBL_TRY(nbl__problem_take(problems, status));
+        NBL_TRY(nbl__problem_collect(problems, status));
     }
     return NBL_OK;
 }
@@ -396,9 +396,9 @@ nbl_status nbl__peft_settings_inspect(nbl__arena *arena, const char *where, cons
     NBL_TRY(nbl__json_parse(arena, where, text, size, NBL_JSON_PYTHON, &root));
     reader r = {arena, where, settings};
     settings->type = nbl__json_text(root, "peft_type");
-    NBL_TRY(nbl__problem_take(problems, check_type(&r)));
+    NBL_TRY(nbl__problem_collect(problems, check_type(&r)));
     for (int64_t i = 0; i < root->count; i++)
-        NBL_TRY(nbl__problem_take(problems, read_key(&r, &root->items[i])));
+        NBL_TRY(nbl__problem_collect(problems, read_key(&r, &root->items[i])));
     return check(&r, problems);
 }
 

@@ -14,7 +14,7 @@
 typedef struct plan {
     nbl_context *ctx;
     nbl__arena arena;
-    nbl__writer *writer;
+    nbl__safetensors_writer *writer;
     const nbl__peft_description *description;
     const nbl_tensor **tensors; /* [count] by the writer's number */
     int64_t count;
@@ -28,7 +28,8 @@ static nbl_status declare(plan *p, const char *path, const char *ending, const n
     char *name = nbl__arena_printf(&p->arena, "base_model.model.%s%s", path, ending);
     if (name == NULL) return NBL_ERROR_MEMORY;
     NBL_CHECK(p->ctx, tensor->data, NBL_ERROR_ARGUMENT, "tensor \"%s\" has no data", name);
-    NBL_TRY(nbl__writer_declare(p->writer, 0, name, tensor->dtype, tensor->rank, tensor->shape, &number));
+    NBL_TRY(nbl__safetensors_writer_declare(p->writer, 0, name, tensor->dtype, tensor->rank, tensor->shape,
+                                            &number));
     p->tensors[number] = tensor;
     p->count = number + 1;
     return NBL_OK;
@@ -83,9 +84,10 @@ static nbl_status put_config(plan *p, nbl__output *output)
 static nbl_status put_tensors(plan *p, nbl__output *output)
 {
     uint64_t written = 0;
-    NBL_TRY(nbl__writer_begin_group(p->writer, output, 0));
-    for (int64_t i = 0; i < p->count; i++) NBL_TRY(nbl__writer_write_all(p->writer, i, p->tensors[i]->data));
-    return nbl__writer_finish(p->writer, output, &written);
+    NBL_TRY(nbl__safetensors_writer_begin_group(p->writer, output, 0));
+    for (int64_t i = 0; i < p->count; i++)
+        NBL_TRY(nbl__safetensors_writer_write_all(p->writer, i, p->tensors[i]->data));
+    return nbl__safetensors_writer_finish(p->writer, output, &written);
 }
 
 /* All that can fail without a file: declares the tensors and computes the size of the output. */
@@ -93,15 +95,15 @@ static nbl_status prepare(plan *p, uint64_t *bytes)
 {
     int files = 0;
     NBL_CHECK(p->ctx, p->description->module_count > 0, NBL_ERROR_ARGUMENT, "an adapter without modules");
-    NBL_TRY(nbl__writer_create(p->ctx, &p->writer));
-    nbl__writer_name(p->writer, "adapter_model");
+    NBL_TRY(nbl__safetensors_writer_create(p->ctx, &p->writer));
+    nbl__safetensors_writer_name(p->writer, "adapter_model");
     NBL_TRY(declare_all(p));
-    return nbl__writer_layout(p->writer, UINT64_MAX, bytes, &files);
+    return nbl__safetensors_writer_layout(p->writer, UINT64_MAX, bytes, &files);
 }
 
 static void finish(plan *p)
 {
-    nbl__writer_free(p->writer);
+    nbl__safetensors_writer_free(p->writer);
     nbl__arena_free(&p->arena);
 }
 

@@ -42,7 +42,7 @@ static nbl_status check_heads(nbl_context *ctx, const char *op, const nbl_tensor
 /* One sink per query head, any float dtype. Absent: fine. */
 static nbl_status check_sinks(nbl_context *ctx, const char *op, const nbl_tensor *sinks, int64_t heads)
 {
-    if (!nbl__given(sinks)) return NBL_OK;
+    if (!nbl__has_data(sinks)) return NBL_OK;
     NBL_TRY(nbl__check_float(ctx, op, "sinks", sinks));
     return nbl__check_dims(ctx, op, "sinks", sinks, 1, &heads);
 }
@@ -118,7 +118,7 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
     nbl__output_like(&a->dk, &a->k, a->k.shape[2], a->dtype);
     nbl__output_like(&a->dv, &a->v, a->v.shape[2], a->dtype);
     nbl__output_none(&a->dsinks);
-    if (nbl__given(&a->sinks)) nbl__output_vector(&a->dsinks, NBL_DTYPE_F32, 1, a->q.shape[1], 0);
+    if (nbl__has_data(&a->sinks)) nbl__output_vector(&a->dsinks, NBL_DTYPE_F32, 1, a->q.shape[1], 0);
     return NBL_OK;
 }
 
@@ -147,13 +147,13 @@ static double flops(const void *arguments, bool backward)
 
 static const nbl__slot slots[] = {
     /* backward reads q, k, v, out and lse: all are saved */
-    NBL_KEPT_ROWS(nbl__attention, q, "q", INPUT, 3),
-    NBL_KEPT_ROWS(nbl__attention, k, "k", INPUT, 3),
-    NBL_KEPT_ROWS(nbl__attention, v, "v", INPUT, 3),
-    NBL_KEPT(nbl__attention, cu_seqlens, "cu_seqlens", INPUT),
-    NBL_KEPT(nbl__attention, sinks, "sinks", OPTIONAL),
-    NBL_KEPT(nbl__attention, out, "out", OUTPUT),
-    NBL_KEPT(nbl__attention, lse, "lse", SAVED),
+    NBL_SLOT_SAVED_ROWS(nbl__attention, q, "q", INPUT, 3),
+    NBL_SLOT_SAVED_ROWS(nbl__attention, k, "k", INPUT, 3),
+    NBL_SLOT_SAVED_ROWS(nbl__attention, v, "v", INPUT, 3),
+    NBL_SLOT_SAVED(nbl__attention, cu_seqlens, "cu_seqlens", INPUT),
+    NBL_SLOT_SAVED(nbl__attention, sinks, "sinks", OPTIONAL),
+    NBL_SLOT_SAVED(nbl__attention, out, "out", OUTPUT),
+    NBL_SLOT_SAVED(nbl__attention, lse, "lse", SAVED),
     NBL_SLOT(nbl__attention, dout, "dout", COTANGENT, "out"),
     NBL_SLOT_ROWS(nbl__attention, dq, "dq", GRADIENT, "q", 3),
     NBL_SLOT_ROWS(nbl__attention, dk, "dk", GRADIENT, "k", 3),

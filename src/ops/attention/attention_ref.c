@@ -1,5 +1,5 @@
 /* attention_ref.c - attention, its backward and attention_decode: the oracle. Scalar, f64, one
- * query row at a time, never optimised. Backward computes its own softmax. It reads neither `out`
+ * query row at a time, never optimized. Backward computes its own softmax. It reads neither `out`
  * nor `lse`. */
 #include <math.h>
 
@@ -94,10 +94,10 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
         for (int64_t i = 0; i < at[b + 1] - at[b]; i++)
             for (int64_t h = 0; h < a->q.shape[1]; h++) {
                 row r = row_of(a, at[b], at[b + 1] - at[b], i, h);
-                double sink = nbl__given(&a->sinks) ? nbl__ref_get(&a->sinks, h) : 0;
-                r.sink = nbl__given(&a->sinks) ? &sink : NULL;
+                double sink = nbl__has_data(&a->sinks) ? nbl__ref_get(&a->sinks, h) : 0;
+                r.sink = nbl__has_data(&a->sinks) ? &sink : NULL;
                 double lse = softmax(&r, p, s);
-                if (nbl__given(&a->lse)) nbl__ref_set(&a->lse, (at[b] + i) * a->q.shape[1] + h, lse);
+                if (nbl__has_data(&a->lse)) nbl__ref_set(&a->lse, (at[b] + i) * a->q.shape[1] + h, lse);
                 set_output(&r, p, &a->out, r.q_at);
             }
     return NBL_OK;
@@ -112,14 +112,14 @@ typedef struct sums {
 
 static size_t layout(const nbl__attention *a, uint8_t *base, sums *z)
 {
-    nbl__cut cut = {base, 0};
-    NBL_CUT(&cut, z->p, a->q.shape[0]);
-    NBL_CUT(&cut, z->s, a->q.shape[0]);
-    NBL_CUT(&cut, z->dk, nbl__tensor_elements(&a->k));
-    NBL_CUT(&cut, z->dv, nbl__tensor_elements(&a->k));
-    NBL_CUT(&cut, z->dq, a->q.shape[2]);
-    NBL_CUT(&cut, z->dsinks, a->q.shape[1]);
-    return cut.used;
+    nbl__bump bump = {base, 0};
+    NBL_BUMP_ALLOC(&bump, z->p, a->q.shape[0]);
+    NBL_BUMP_ALLOC(&bump, z->s, a->q.shape[0]);
+    NBL_BUMP_ALLOC(&bump, z->dk, nbl__tensor_elements(&a->k));
+    NBL_BUMP_ALLOC(&bump, z->dv, nbl__tensor_elements(&a->k));
+    NBL_BUMP_ALLOC(&bump, z->dq, a->q.shape[2]);
+    NBL_BUMP_ALLOC(&bump, z->dsinks, a->q.shape[1]);
+    return bump.used;
 }
 
 static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
@@ -152,7 +152,8 @@ static void backward_row(const nbl__attention *a, const row *r, int64_t h, const
             z->dq[d] += ds * nbl__ref_get(r->k, key + d);
         }
     }
-    for (int64_t d = 0; d < r->size && nbl__given(&a->dq); d++) nbl__ref_set(&a->dq, r->q_at + d, z->dq[d]);
+    for (int64_t d = 0; d < r->size && nbl__has_data(&a->dq); d++)
+        nbl__ref_set(&a->dq, r->q_at + d, z->dq[d]);
 }
 
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
@@ -170,13 +171,13 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
         for (int64_t i = 0; i < at[b + 1] - at[b]; i++)
             for (int64_t h = 0; h < a->q.shape[1]; h++) {
                 row r = row_of(a, at[b], at[b + 1] - at[b], i, h);
-                double sink = nbl__given(&a->sinks) ? nbl__ref_get(&a->sinks, h) : 0;
-                r.sink = nbl__given(&a->sinks) ? &sink : NULL;
+                double sink = nbl__has_data(&a->sinks) ? nbl__ref_get(&a->sinks, h) : 0;
+                r.sink = nbl__has_data(&a->sinks) ? &sink : NULL;
                 backward_row(a, &r, h, &z);
             }
-    for (int64_t i = 0; i < keys && nbl__given(&a->dk); i++) nbl__ref_set(&a->dk, i, z.dk[i]);
-    for (int64_t i = 0; i < keys && nbl__given(&a->dv); i++) nbl__ref_set(&a->dv, i, z.dv[i]);
-    for (int64_t h = 0; h < a->q.shape[1] && nbl__given(&a->dsinks); h++)
+    for (int64_t i = 0; i < keys && nbl__has_data(&a->dk); i++) nbl__ref_set(&a->dk, i, z.dk[i]);
+    for (int64_t i = 0; i < keys && nbl__has_data(&a->dv); i++) nbl__ref_set(&a->dv, i, z.dv[i]);
+    for (int64_t h = 0; h < a->q.shape[1] && nbl__has_data(&a->dsinks); h++)
         nbl__ref_put(&a->dsinks, h, z.dsinks[h], a->accumulate);
     return NBL_OK;
 }
@@ -199,7 +200,7 @@ static nbl_status run_decode(const nbl__call *call, const void *arguments)
     for (int64_t b = 0; b < a->q.shape[0]; b++)
         for (int64_t h = 0; h < heads; h++) {
             int64_t length = ((const int32_t *)a->lengths.data)[b];
-            double sink = nbl__given(&a->sinks) ? nbl__ref_get(&a->sinks, h) : 0;
+            double sink = nbl__has_data(&a->sinks) ? nbl__ref_get(&a->sinks, h) : 0;
             row r = {.q = &a->q,
                      .k = &a->k,
                      .v = &a->v,
@@ -210,7 +211,7 @@ static nbl_status run_decode(const nbl__call *call, const void *arguments)
                      .size = size,
                      .scale = nbl__attention_scale(a->scale, size),
                      .cap = (double)a->softcap,
-                     .sink = nbl__given(&a->sinks) ? &sink : NULL};
+                     .sink = nbl__has_data(&a->sinks) ? &sink : NULL};
             softmax(&r, p, s);
             set_output(&r, p, &a->out, r.q_at);
         }

@@ -1,7 +1,7 @@
 /* attention_step.c - the family attention_step: checks, slots, and its reference, which runs the
  * references of rope, kv_write and attention_decode one after the other.
  *
- * There is no CPU kernel: only devices ask for this family (joins_attention in device.h). */
+ * There is no CPU kernel: only devices ask for this family (fuses_rope_attention in device.h). */
 #include "ops/attention/attention.h"
 #include "ops/families.h"
 #include "ops/rope/rope.h"
@@ -56,12 +56,12 @@ typedef struct pieces {
 /* Cuts the scratch; base NULL: measures it. */
 static pieces lay_out(const nbl__attention_step *a, uint8_t *base)
 {
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     pieces p = {.q = a->q, .k = a->k};
     p.q.row_stride = p.k.row_stride = 0;
-    p.q.data = nbl__cut_bytes(&cut, (size_t)nbl__tensor_elements(&a->q) * nbl__size_of(a->dtype));
-    p.k.data = nbl__cut_bytes(&cut, (size_t)nbl__tensor_elements(&a->k) * nbl__size_of(a->dtype));
-    p.used = cut.used;
+    p.q.data = nbl__bump_alloc(&bump, (size_t)nbl__tensor_elements(&a->q) * nbl__size_of(a->dtype));
+    p.k.data = nbl__bump_alloc(&bump, (size_t)nbl__tensor_elements(&a->k) * nbl__size_of(a->dtype));
+    p.used = bump.used;
     return p;
 }
 
@@ -83,8 +83,8 @@ static nbl_status rotate(const nbl__call *call, const nbl__attention_step *a, co
 
 /* Writes one row per sequence to a cache, at entry lengths[b] - 1, with a rounding if the dtypes
  * differ. */
-static nbl_status keep(const nbl__call *call, const nbl__attention_step *a, const nbl_tensor *x,
-                       const nbl_tensor *cache)
+static nbl_status write_cache(const nbl__call *call, const nbl__attention_step *a, const nbl_tensor *x,
+                              const nbl_tensor *cache)
 {
     int64_t width = a->k.shape[1] * a->k.shape[2];
     size_t from = (size_t)nbl__row_stride(x) * nbl__size_of(a->dtype);
@@ -109,8 +109,8 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     NBL_TRY(nbl__attention_check_lengths(call, &decode));
     NBL_TRY(rotate(call, a, &a->q, &p.q));
     NBL_TRY(rotate(call, a, &a->k, &p.k));
-    NBL_TRY(keep(call, a, &p.k, &a->keys));
-    NBL_TRY(keep(call, a, &a->v, &a->values));
+    NBL_TRY(write_cache(call, a, &p.k, &a->keys));
+    NBL_TRY(write_cache(call, a, &a->v, &a->values));
     return nbl__attention_decode_ref.run(&rest, &decode);
 }
 

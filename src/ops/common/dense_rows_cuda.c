@@ -41,16 +41,16 @@ static bool is_written(const task *t, const nbl__slot *slot)
  * unknown while it is measured (base NULL). Returns the bytes. */
 static size_t cut_copies(const task *t, void *arguments, uint8_t *base)
 {
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     for (const nbl__slot *slot = t->family->slots; slot->name; slot++) {
         if (!nbl__slot_is_strided(slot, t->backward, arguments)) continue;
         nbl_tensor *tensor = nbl__slot_tensor(slot, arguments);
         size_t bytes = (size_t)nbl__tensor_elements(tensor) * nbl__size_of(tensor->dtype);
-        void *copy = nbl__cut_bytes(&cut, bytes);
+        void *copy = nbl__bump_alloc(&bump, bytes);
         tensor->row_stride = 0;
-        if (base && nbl__given(tensor)) tensor->data = copy;
+        if (base && nbl__has_data(tensor)) tensor->data = copy;
     }
-    return cut.used;
+    return bump.used;
 }
 
 /* The operator's first row that takes dense arguments; NULL: none. */
@@ -83,7 +83,7 @@ static nbl_status copy_all(const nbl__call *call, const task *t, const void *str
         if (!nbl__slot_is_strided(slot, t->backward, strided) || is_written(t, slot) != results) continue;
         const nbl_tensor *rows = (const void *)((const char *)strided + slot->offset);
         const nbl_tensor *copy = (const void *)((const char *)dense + slot->offset);
-        if (!nbl__given(rows) || nbl__tensor_elements(rows) == 0) continue;
+        if (!nbl__has_data(rows) || nbl__tensor_elements(rows) == 0) continue;
         NBL_TRY(results ? copy_rows(call, rows, copy) : copy_rows(call, copy, rows));
     }
     return NBL_OK;
@@ -115,7 +115,7 @@ static nbl_status run(const nbl__call *call, const task *t, const void *argument
     NBL_TRY(copy_all(call, t, arguments, dense, false));
     rest.scratch += copies;
     rest.scratch_bytes -= copies;
-    rest.kept = NULL;
+    rest.saved = NULL;
     NBL_TRY(inner->run(&rest, dense));
     return copy_all(call, t, arguments, dense, true);
 }

@@ -19,8 +19,8 @@
  *
  * launch_dependent accepts only kernels with the parameter, so a kernel that does not wait cannot be launched this way.
  * (gemm_sm90.h waits, too; its host code makes the launch itself.) */
-#ifndef NBL_CUDA_DEPENDENT_LAUNCH_CUH
-#define NBL_CUDA_DEPENDENT_LAUNCH_CUH
+#ifndef NBL_DEPENDENT_LAUNCH_CUH
+#define NBL_DEPENDENT_LAUNCH_CUH
 
 #include <cuda_runtime_api.h>
 #include <stdint.h>
@@ -102,7 +102,7 @@ __device__ inline uint32_t cluster_rank()
 }
 /* A barrier in two halves, for the start of a kernel. After await_cluster all blocks of the cluster run, and their
  * mbarriers are initialised. Other memory is not ordered: that would cost as much as a fence for the whole device, and
- * would flush the first-level cache. */
+ * would flush the L1 cache. */
 __device__ inline void arrive_at_cluster()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

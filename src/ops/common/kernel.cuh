@@ -2,8 +2,8 @@
  * to the CUDA kernels.
  *
  * The build has -fmad=false: a product and a sum are two roundings, unless the code says fmaf. */
-#ifndef NBL_CUDA_KERNEL_CUH
-#define NBL_CUDA_KERNEL_CUH
+#ifndef NBL_KERNEL_CUH
+#define NBL_KERNEL_CUH
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

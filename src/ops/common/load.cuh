@@ -1,8 +1,8 @@
 /* load.cuh - vector loads and stores with conversion to and from f32, and sums over a block. The
  * dtype is a template parameter (load_run) or an argument of the launch (load_any). Internal to the
  * CUDA kernels. */
-#ifndef NBL_CUDA_LOAD_CUH
-#define NBL_CUDA_LOAD_CUH
+#ifndef NBL_LOAD_CUH
+#define NBL_LOAD_CUH
 
 #include "ops/common/kernel.cuh"
 

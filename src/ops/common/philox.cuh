@@ -2,8 +2,8 @@
  *
  * A mask belongs to a matrix. Element i of the matrix, counted row by row, is kept if word i % 4 of block i / 4 is at
  * least `threshold`. A block is some 60 instructions for four elements. Internal to the CUDA kernels. */
-#ifndef NBL_CUDA_PHILOX_CUH
-#define NBL_CUDA_PHILOX_CUH
+#ifndef NBL_PHILOX_CUH
+#define NBL_PHILOX_CUH
 
 #include <math.h>
 #include <stdint.h>

@@ -7,10 +7,10 @@
  *     wgmma      matrix products of a warpgroup (4 warps), asynchronous, operands in shared memory
  *
  * Addresses in shared memory are 32 bits wide. The functions need __CUDA_ARCH__ >= 900. A kernel that is compiled for
- * several devices checks that first. The wgmma shapes are in gemm_sm90_mma.cuh (128 and 256 columns) and in wgmma.cuh
- * (64 and 128 columns, left operand also from registers). Internal to the CUDA kernels. */
-#ifndef NBL_CUDA_PTX_SM90_CUH
-#define NBL_CUDA_PTX_SM90_CUH
+ * several devices checks that first. The wgmma shapes are in gemm_sm90_mma.cuh (128 and 256 columns) and in
+ * attention_wgmma.cuh (64 and 128 columns, left operand also from registers). Internal to the CUDA kernels. */
+#ifndef NBL_PTX_SM90_CUH
+#define NBL_PTX_SM90_CUH
 
 #include <cuda.h>
 #include <stdint.h>

@@ -191,7 +191,7 @@ NBL_TARGET_AVX512 static inline __m512 nbl__round_avx512(nbl_dtype dtype, __m512
 }
 
 #define KERNELS "ops/common/vmath.inc"
-#include "ops/common/both_lanes.inc"
+#include "ops/common/x86_widths.inc"
 
 #endif
 #endif

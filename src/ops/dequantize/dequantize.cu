@@ -1,4 +1,4 @@
-/* dequantize.cu - see dequantize.h. Four kernels:
+/* dequantize.cu - see dequantize_cuda.h. Four kernels:
  *
  *   tiles        4-bit: a warp dequantizes 32 lanes x 4 steps x 16 bytes of output. It loads the
  *                codes of all steps first. Each lane computes one or two of the tile's scales. The

@@ -8,8 +8,8 @@
  * product gives 0x7fffffff for every NaN. An x86 keeps the operand's bits, and gives 0xffc00000 for
  * 0 · infinity. Functions with x86 in their name follow the x86. With finite scales no NaN can
  * arise, and kernels use plain products. */
-#ifndef NBL_CUDA_DEQUANTIZE_VALUE_CUH
-#define NBL_CUDA_DEQUANTIZE_VALUE_CUH
+#ifndef NBL_DEQUANTIZE_VALUE_CUH
+#define NBL_DEQUANTIZE_VALUE_CUH
 
 #include <assert.h>
 #include <cuda_bf16.h>
@@ -245,7 +245,7 @@ __device__ inline float widen(__nv_bfloat16 value)
     return __bfloat162float(value);
 }
 
-/* Loads that do not enter the first-level cache. It stays free for values that are read again:
+/* Loads that do not enter the L1 cache. It stays free for values that are read again:
  * scales, tables, activations. */
 __device__ inline uint32_t stream_u16(const uint8_t *from)
 {

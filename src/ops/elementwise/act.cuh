@@ -3,8 +3,8 @@
  * Exponential and quotient are those of the hardware: an error of a few f32 ulp, and a fifth of the
  * instructions. Results near 0 or 1 saturate as the definition does. An infinite x gives what the
  * product gives (-inf · 0 is NaN). */
-#ifndef NBL_CUDA_ACT_CUH
-#define NBL_CUDA_ACT_CUH
+#ifndef NBL_ACT_CUH
+#define NBL_ACT_CUH
 
 #include "ops/common/kernel.cuh"
 

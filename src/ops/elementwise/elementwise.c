@@ -190,8 +190,8 @@ static nbl_status infer_gated_backward(nbl_context *ctx, void *arguments)
 
 static const nbl__slot gated_slots[] = {
     /* gate and up are saved for backward; all may be columns of wider rows (rank 2) */
-    NBL_KEPT_ROWS(nbl__gated, gate, "gate", INPUT, 2),
-    NBL_KEPT_ROWS(nbl__gated, up, "up", INPUT, 2),
+    NBL_SLOT_SAVED_ROWS(nbl__gated, gate, "gate", INPUT, 2),
+    NBL_SLOT_SAVED_ROWS(nbl__gated, up, "up", INPUT, 2),
     NBL_SLOT_ROWS(nbl__gated, h, "h", OUTPUT, NULL, 2),
     NBL_SLOT_ROWS(nbl__gated, dh, "dh", COTANGENT, "h", 2),
     NBL_SLOT_ROWS(nbl__gated, dgate, "dgate", GRADIENT, "gate", 2),

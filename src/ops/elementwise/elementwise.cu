@@ -115,19 +115,19 @@ nbl_status run_cast(const nbl__call *call, const void *arguments)
 nbl_status run_add_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__add *a = static_cast<const nbl__add *>(arguments);
-    return nbl__given(&a->dx) ? cast(call, &a->dy, &a->dx) : NBL_OK;
+    return nbl__has_data(&a->dx) ? cast(call, &a->dy, &a->dx) : NBL_OK;
 }
 
 nbl_status run_scale_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__scale *a = static_cast<const nbl__scale *>(arguments);
-    return nbl__given(&a->dx) ? scale(call, a->factor, &a->dy, &a->dx) : NBL_OK;
+    return nbl__has_data(&a->dx) ? scale(call, a->factor, &a->dy, &a->dx) : NBL_OK;
 }
 
 nbl_status run_cast_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__cast *a = static_cast<const nbl__cast *>(arguments);
-    return nbl__given(&a->dx) ? cast(call, &a->dy, &a->dx) : NBL_OK;
+    return nbl__has_data(&a->dx) ? cast(call, &a->dy, &a->dx) : NBL_OK;
 }
 
 /* ---- check_finite ---- */

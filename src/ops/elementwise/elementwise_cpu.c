@@ -19,7 +19,7 @@ typedef struct span_job {
 } span_job;
 
 #define KERNELS "ops/elementwise/elementwise.inc"
-#include "ops/common/both_lanes.inc"
+#include "ops/common/x86_widths.inc"
 
 /* Runs n elements on the thread team, NBL_SPAN at a time, with the kernel of the instruction
  * set. */
@@ -63,19 +63,19 @@ static nbl_status run_cast(const nbl__call *call, const void *arguments)
 static nbl_status run_add_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__add *a = arguments;
-    return nbl__given(&a->dx) ? cast(call, &a->dy, &a->dx) : NBL_OK;
+    return nbl__has_data(&a->dx) ? cast(call, &a->dy, &a->dx) : NBL_OK;
 }
 
 static nbl_status run_scale_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__scale *a = arguments;
-    return nbl__given(&a->dx) ? scale(call, a->factor, &a->dy, &a->dx) : NBL_OK;
+    return nbl__has_data(&a->dx) ? scale(call, a->factor, &a->dy, &a->dx) : NBL_OK;
 }
 
 static nbl_status run_cast_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__cast *a = arguments;
-    return nbl__given(&a->dx) ? cast(call, &a->dy, &a->dx) : NBL_OK;
+    return nbl__has_data(&a->dx) ? cast(call, &a->dy, &a->dx) : NBL_OK;
 }
 
 const nbl__impl nbl__add_cpu = {"add_cpu", NBL_ISA_AVX2, NULL, NULL, run_add};

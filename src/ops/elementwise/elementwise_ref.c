@@ -36,7 +36,7 @@ static nbl_status run_scale(const nbl__call *call, const void *arguments)
 /* dx = dy·factor, in the dtype of dx. */
 static void pass_on(const nbl_tensor *dy, const nbl_tensor *dx, double factor)
 {
-    if (!nbl__given(dx)) return;
+    if (!nbl__has_data(dx)) return;
     for (int64_t i = 0; i < nbl__tensor_elements(dy); i++) nbl__ref_set(dx, i, nbl__ref_get(dy, i) * factor);
 }
 
@@ -110,8 +110,8 @@ static nbl_status run_gated_backward(const nbl__call *call, const void *argument
     for (int64_t i = 0; i < nbl__tensor_elements(&a->gate); i++) {
         double slope, value = activation((nbl__act)a->act, nbl__ref_get(&a->gate, i), &slope);
         double up = nbl__ref_get(&a->up, i), dh = nbl__ref_get(&a->dh, i);
-        if (nbl__given(&a->dgate)) nbl__ref_set(&a->dgate, i, dh * up * slope);
-        if (nbl__given(&a->dup)) nbl__ref_set(&a->dup, i, dh * value);
+        if (nbl__has_data(&a->dgate)) nbl__ref_set(&a->dgate, i, dh * up * slope);
+        if (nbl__has_data(&a->dup)) nbl__ref_set(&a->dup, i, dh * value);
     }
     return NBL_OK;
 }

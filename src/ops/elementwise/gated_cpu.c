@@ -10,7 +10,7 @@
 #include "ops/common/vmath.h"
 
 #define KERNELS "ops/elementwise/gated.inc"
-#include "ops/common/both_lanes.inc"
+#include "ops/common/x86_widths.inc"
 
 void nbl__gated_span(nbl_isa isa, nbl__act act, nbl_dtype dtype, const void *gate, const void *up, void *h,
                      int64_t n)

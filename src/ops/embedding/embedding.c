@@ -65,7 +65,7 @@ static double slot_bytes(const void *arguments, const nbl__slot *slot, double al
 }
 
 static const nbl__slot slots[] = {
-    NBL_KEPT(nbl__embedding, ids, "ids", INPUT),       NBL_SLOT(nbl__embedding, w, "w", WEIGHT, NULL),
+    NBL_SLOT_SAVED(nbl__embedding, ids, "ids", INPUT), NBL_SLOT(nbl__embedding, w, "w", WEIGHT, NULL),
     NBL_SLOT(nbl__embedding, y, "y", OUTPUT, NULL),    NBL_SLOT(nbl__embedding, dy, "dy", COTANGENT, "y"),
     NBL_SLOT(nbl__embedding, dw, "dw", GRADIENT, "w"), {0},
 };

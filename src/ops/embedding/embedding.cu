@@ -250,7 +250,7 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) sum_rows
 nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__embedding *a = static_cast<const nbl__embedding *>(arguments);
-    nbl__cut cut = {call->scratch, 0};
+    nbl__bump bump = {call->scratch, 0};
     collect c = {};
     c.ids = static_cast<const int32_t *>(a->ids.data);
     c.tokens = nbl__tensor_elements(&a->ids);
@@ -262,7 +262,7 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
     c.fault = nbl__call_cuda(call)->fault;
     c.accumulate = a->accumulate;
     size_t bytes = static_cast<size_t>(c.vocabulary) * 2 * sizeof(int);
-    c.first = static_cast<int *>(nbl__cut_bytes(&cut, bytes));
+    c.first = static_cast<int *>(nbl__bump_alloc(&bump, bytes));
     c.last = c.first + c.vocabulary;
     NBL_BY_DTYPE(a->dtype, T, c.scale = held_by<T>(a->scale));
     cudaStream_t stream = stream_of(call);

@@ -98,7 +98,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     const nbl__embedding *a = arguments;
     embedding_job j = job_of(call, a);
     NBL_TRY(nbl__embedding_check_ids(call->ctx, call->op, &a->ids, a->w.shape[0]));
-    if (!nbl__given(&a->dw)) return NBL_OK;
+    if (!nbl__has_data(&a->dw)) return NBL_OK;
     if (!a->accumulate)
         NBL_TRY(nbl__rows_run(call->ctx, a->w.shape[0], nbl__rows_per_span(a->w.shape[1]), clear_rows, &j));
     return nbl__rows_run(call->ctx, a->w.shape[1], COLUMNS, add_columns, &j);

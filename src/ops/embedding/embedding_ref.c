@@ -29,7 +29,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     int64_t columns = a->w.shape[1];
     double scale = nbl__ref_round(a->dtype, (double)a->scale), *row = (double *)(void *)call->scratch;
     NBL_TRY(nbl__embedding_check_ids(call->ctx, call->op, &a->ids, a->w.shape[0]));
-    for (int64_t v = 0; v < a->w.shape[0] && nbl__given(&a->dw); v++) {
+    for (int64_t v = 0; v < a->w.shape[0] && nbl__has_data(&a->dw); v++) {
         for (int64_t k = 0; k < columns; k++) row[k] = 0;
         for (int64_t t = 0; t < nbl__tensor_elements(&a->ids); t++)
             for (int64_t k = 0; ids[t] == v && v != a->padding && k < columns; k++)

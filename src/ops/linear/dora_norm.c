@@ -26,7 +26,7 @@ static nbl_status infer(nbl_context *ctx, void *arguments)
     nbl__output_vector(&a->norm, NBL_DTYPE_F32, 1, out, 0);
     /* w_norm2_out is an output only if w_norm2 is not given */
     nbl__output_vector(&a->w_norm2_out, NBL_DTYPE_F32, 1, out, 0);
-    if (!nbl__given(&a->w_norm2)) return NBL_OK;
+    if (!nbl__has_data(&a->w_norm2)) return NBL_OK;
     nbl__output_none(&a->w_norm2_out);
     NBL_TRY(nbl__check_dtype(ctx, op, "w_norm2", &a->w_norm2, NBL_DTYPE_F32));
     return nbl__check_dims(ctx, op, "w_norm2", &a->w_norm2, 1, &out);

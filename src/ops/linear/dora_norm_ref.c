@@ -26,7 +26,7 @@ static nbl_status run(const nbl__call *call, const void *arguments)
             own += (double)w * (double)w;
         }
         nbl__ref_set(&a->norm, n, sqrt(squares));
-        if (a->w_norm2_out.rank > 0 && nbl__given(&a->w_norm2_out)) nbl__ref_set(&a->w_norm2_out, n, own);
+        if (a->w_norm2_out.rank > 0 && nbl__has_data(&a->w_norm2_out)) nbl__ref_set(&a->w_norm2_out, n, own);
     }
     return NBL_OK;
 }

@@ -47,8 +47,9 @@ static name_text weight_named(const char *part)
 static nbl_status check_adapter(nbl_context *ctx, const char *op, const char *part, const nbl__linear *a,
                                 int64_t out, int64_t in)
 {
-    bool has_a = nbl__given(&a->lora_a), has_b = nbl__given(&a->lora_b), has_m = nbl__given(&a->magnitude);
-    bool has_norm = nbl__given(&a->norm);
+    bool has_a = nbl__has_data(&a->lora_a), has_b = nbl__has_data(&a->lora_b),
+         has_m = nbl__has_data(&a->magnitude);
+    bool has_norm = nbl__has_data(&a->norm);
     name_text name_a = named(part, "lora_a"), name_b = named(part, "lora_b"),
               name_m = named(part, "magnitude"), name_n = named(part, "norm");
     NBL_CHECK(ctx, has_a == has_b, NBL_ERROR_ARGUMENT, "%s: %s without %s", op,
@@ -78,7 +79,7 @@ static nbl_status check_adapter(nbl_context *ctx, const char *op, const char *pa
 /* seeds is a vector of int64 with the element seed_index. */
 static nbl_status check_seeds(nbl_context *ctx, const char *op, const nbl__linear *a)
 {
-    if (!nbl__given(&a->seeds)) return NBL_OK;
+    if (!nbl__has_data(&a->seeds)) return NBL_OK;
     NBL_TRY(nbl__check_dtype(ctx, op, "seeds", &a->seeds, NBL_DTYPE_I64));
     NBL_CHECK(ctx, a->seeds.rank == 1 && a->seed_index >= 0 && a->seed_index < a->seeds.shape[0],
               NBL_ERROR_SHAPE,
@@ -103,7 +104,7 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const char *par
               "%s: x is %s, its last dimension must be %" PRId64 ", that of %s %s", op,
               nbl__show_shape(a->x.rank, a->x.shape).text, in, name_w.text,
               nbl__show_shape(2, a->w.shape).text);
-    if (nbl__given(&a->bias)) {
+    if (nbl__has_data(&a->bias)) {
         if (a->bias.dtype != NBL_DTYPE_F32) /* a trained bias is f32 for any compute dtype */
             NBL_TRY(nbl__check_dtype(ctx, op, name_b.text, &a->bias, a->dtype));
         NBL_TRY(nbl__check_dims(ctx, op, name_b.text, &a->bias, 1, &out));
@@ -133,12 +134,12 @@ nbl_status nbl__linear_infer_backward(nbl_context *ctx, const char *op, const ch
     nbl__output_none(&a->dmagnitude);
     nbl__output_none(&a->dw);
     if (a->train_w) nbl__output_vector(&a->dw, NBL_DTYPE_F32, 2, out, in);
-    if (nbl__given(&a->bias)) nbl__output_vector(&a->dbias, NBL_DTYPE_F32, 1, out, 0);
-    if (nbl__given(&a->lora_a)) {
+    if (nbl__has_data(&a->bias)) nbl__output_vector(&a->dbias, NBL_DTYPE_F32, 1, out, 0);
+    if (nbl__has_data(&a->lora_a)) {
         nbl__output_vector(&a->dlora_a, NBL_DTYPE_F32, 2, a->lora_a.shape[0], in);
         nbl__output_vector(&a->dlora_b, NBL_DTYPE_F32, 2, out, a->lora_a.shape[0]);
     }
-    if (nbl__given(&a->magnitude)) nbl__output_vector(&a->dmagnitude, NBL_DTYPE_F32, 1, out, 0);
+    if (nbl__has_data(&a->magnitude)) nbl__output_vector(&a->dmagnitude, NBL_DTYPE_F32, 1, out, 0);
     return NBL_OK;
 }
 
@@ -158,7 +159,7 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 double nbl__linear_forward_flops(const nbl__linear *a, double tokens)
 {
     double in = (double)a->w.shape[1], out = (double)a->w.shape[0], rank = (double)nbl__linear_rank(a);
-    return 2 * tokens * (in * out + rank * (in + out)) + (nbl__given(&a->magnitude) ? tokens * out : 0);
+    return 2 * tokens * (in * out + rank * (in + out)) + (nbl__has_data(&a->magnitude) ? tokens * out : 0);
 }
 
 double nbl__linear_backward_flops(const nbl__linear *a, double tokens, bool dx)
@@ -168,7 +169,7 @@ double nbl__linear_backward_flops(const nbl__linear *a, double tokens, bool dx)
     double flops = dx ? 2 * tokens * (in * out + rank * in) : 0;
     if (rank > 0 && (dx || trains_adapter)) flops += 2 * tokens * out * rank;
     if (trains_adapter) flops += 2 * tokens * rank * (2 * in + out);
-    if (nbl__given(&a->magnitude)) flops += tokens * out;
+    if (nbl__has_data(&a->magnitude)) flops += tokens * out;
     if (a->dmagnitude.data != NULL) flops += 2 * tokens * out * (in + rank + 1);
     return flops;
 }
@@ -182,14 +183,14 @@ static double flops(const void *arguments, bool backward)
 }
 
 static const nbl__slot slots[] = {
-    NBL_KEPT_ROWS(nbl__linear, x, "x", INPUT, 2),
-    NBL_KEPT(nbl__linear, w, "w", WEIGHT),
+    NBL_SLOT_SAVED_ROWS(nbl__linear, x, "x", INPUT, 2),
+    NBL_SLOT_SAVED(nbl__linear, w, "w", WEIGHT),
     NBL_SLOT(nbl__linear, bias, "b", OPTIONAL, NULL),
-    NBL_KEPT(nbl__linear, lora_a, "lora_a", OPTIONAL),
-    NBL_KEPT(nbl__linear, lora_b, "lora_b", OPTIONAL),
-    NBL_KEPT(nbl__linear, magnitude, "magnitude", OPTIONAL),
-    NBL_KEPT(nbl__linear, norm, "norm", OPTIONAL),
-    NBL_KEPT(nbl__linear, seeds, "seeds", OPTIONAL),
+    NBL_SLOT_SAVED(nbl__linear, lora_a, "lora_a", OPTIONAL),
+    NBL_SLOT_SAVED(nbl__linear, lora_b, "lora_b", OPTIONAL),
+    NBL_SLOT_SAVED(nbl__linear, magnitude, "magnitude", OPTIONAL),
+    NBL_SLOT_SAVED(nbl__linear, norm, "norm", OPTIONAL),
+    NBL_SLOT_SAVED(nbl__linear, seeds, "seeds", OPTIONAL),
     NBL_SLOT_ROWS(nbl__linear, y, "y", OUTPUT, NULL, 2),
     NBL_SLOT_ROWS(nbl__linear, dy, "dy", COTANGENT, "y", 2),
     NBL_SLOT_ROWS(nbl__linear, dx, "dx", GRADIENT, "x", 2),

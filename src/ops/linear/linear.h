@@ -22,7 +22,7 @@
  *
  * LLM.int8: forward with a weight in int8 multiplies codes. A column of x with a
  * value at or above `threshold`, or with a non-finite one, is an outlier column
- * and stays as it is. The other columns are quantised to 8 bits, row by row, by
+ * and stays as it is. The other columns are quantized to 8 bits, row by row, by
  * the row's largest magnitude below the threshold. Backward uses the dequantized
  * weight. With the attribute "decoded" (field `dequantized`) forward dequantizes
  * as well. */
@@ -46,7 +46,7 @@ nbl_status nbl__linear_infer_backward(nbl_context *ctx, const char *op, const ch
 /* The adapter's rank r; 0 without an adapter. */
 static inline int64_t nbl__linear_rank(const nbl__linear *a)
 {
-    return nbl__given(&a->lora_a) ? a->lora_a.shape[0] : 0;
+    return nbl__has_data(&a->lora_a) ? a->lora_a.shape[0] : 0;
 }
 
 /* Floating-point operations of one layer (nbl__cost), as f64. Notation: T tokens, I = in, O = out,

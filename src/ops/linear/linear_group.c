@@ -27,12 +27,12 @@ void nbl__linear_group_spread(const nbl__linear_group *group, nbl__linear member
 }
 
 /* The first tensor that is given for a member without a weight; NULL: there is none. */
-static const char *stray_of(const nbl__linear *a)
+static const char *unexpected_field(const nbl__linear *a)
 {
     const nbl_tensor *tensors[] = {&a->bias, &a->lora_a, &a->lora_b, &a->magnitude, &a->norm, &a->dy};
     static const char *const names[] = {"b", "lora_a", "lora_b", "magnitude", "norm", "dy"};
     for (int i = 0; i < 6; i++)
-        if (nbl__given(tensors[i])) return names[i];
+        if (nbl__has_data(tensors[i])) return names[i];
     return NULL;
 }
 
@@ -42,7 +42,7 @@ static nbl_status count_members(nbl_context *ctx, const char *op, nbl__linear_gr
     group->count = 0;
     for (int i = 0; i < NBL_MAX_GROUP; i++) {
         const nbl__linear *a = &group->members[i];
-        const char *stray = a->w.rank == 0 ? stray_of(a) : NULL;
+        const char *stray = a->w.rank == 0 ? unexpected_field(a) : NULL;
         NBL_CHECK(ctx, stray == NULL, NBL_ERROR_ARGUMENT, "%s: %s%d without w%d", op, stray, i, i);
         if (a->w.rank == 0) continue;
         NBL_CHECK(ctx, group->count == i, NBL_ERROR_ARGUMENT, "%s: w%d without w%d", op, i, i - 1);
@@ -113,7 +113,7 @@ static double flops(const void *arguments, bool backward)
 #define SLOT(i, field, name, role, of) NBL_SLOT(nbl__linear_group, members[i].field, name #i, role, of)
 #define ROWS(i, field, name, role, of)                                                                       \
     NBL_SLOT_ROWS(nbl__linear_group, members[i].field, name #i, role, of, 2)
-#define KEPT(i, field, name, role) NBL_KEPT(nbl__linear_group, members[i].field, name #i, role)
+#define KEPT(i, field, name, role) NBL_SLOT_SAVED(nbl__linear_group, members[i].field, name #i, role)
 #define MEMBER(i, weight_role)                                                                               \
     KEPT(i, w, "w", weight_role), SLOT(i, bias, "b", OPTIONAL, NULL), KEPT(i, lora_a, "lora_a", OPTIONAL),   \
         KEPT(i, lora_b, "lora_b", OPTIONAL), KEPT(i, magnitude, "magnitude", OPTIONAL),                      \
@@ -124,12 +124,12 @@ static double flops(const void *arguments, bool backward)
         SLOT(i, dmagnitude, "dmagnitude", GRADIENT, "magnitude" #i), SLOT(i, dw, "dw", GRADIENT, "w" #i)
 
 static const nbl__slot slots[] = {
-    NBL_KEPT_ROWS(nbl__linear_group, members[0].x, "x", INPUT, 2),
+    NBL_SLOT_SAVED_ROWS(nbl__linear_group, members[0].x, "x", INPUT, 2),
     MEMBER(0, WEIGHT),
     MEMBER(1, OPTIONAL_WEIGHT),
     MEMBER(2, OPTIONAL_WEIGHT),
     MEMBER(3, OPTIONAL_WEIGHT),
-    NBL_KEPT(nbl__linear_group, members[0].seeds, "seeds", OPTIONAL),
+    NBL_SLOT_SAVED(nbl__linear_group, members[0].seeds, "seeds", OPTIONAL),
     NBL_SLOT_ROWS(nbl__linear_group, members[0].dx, "dx", GRADIENT, "x", 2),
     {0},
 };

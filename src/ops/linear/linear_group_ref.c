@@ -11,12 +11,12 @@ typedef struct scratch {
 
 static scratch layout(const nbl__linear_group *group, bool backward, uint8_t *base)
 {
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     int64_t n = backward ? nbl__tensor_elements(&group->members[0].x) : 0;
     scratch s;
-    NBL_CUT(&cut, s.dx, n);
-    NBL_CUT(&cut, s.sum, n);
-    s.used = cut.used;
+    NBL_BUMP_ALLOC(&bump, s.dx, n);
+    NBL_BUMP_ALLOC(&bump, s.sum, n);
+    s.used = bump.used;
     return s;
 }
 
@@ -73,7 +73,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
         NBL_TRY(nbl__linear_backward_ref.run(&inner, &members[i]));
         for (int64_t e = 0; e < n; e++) s.sum[e] = s.dx[e] + (i ? s.sum[e] : 0);
     }
-    for (int64_t e = 0; nbl__given(dx) && e < n; e++) nbl__ref_set(dx, e, s.sum[e]);
+    for (int64_t e = 0; nbl__has_data(dx) && e < n; e++) nbl__ref_set(dx, e, s.sum[e]);
     return NBL_OK;
 }
 

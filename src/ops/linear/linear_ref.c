@@ -1,7 +1,7 @@
 /* linear_ref.c - linear and linear_backward: the oracle. Scalar, f64 sums, one rounding at the
- * end, never optimised. One row of W is dequantized at a time.
+ * end, never optimized. One row of W is dequantized at a time.
  *
- * LLM.int8 forward (a weight in int8): each row of x is quantised to 8 bits by its largest value
+ * LLM.int8 forward (a weight in int8): each row of x is quantized to 8 bits by its largest value
  * below the threshold. A column in which any row reaches the threshold is left out, and multiplied
  * as it is. Backward uses the dequantized weight, as bitsandbytes does.
  *
@@ -35,14 +35,14 @@ typedef struct scratch {
 static size_t layout(const nbl__linear *a, bool backward, uint8_t *base, scratch *s)
 {
     sizes z = sizes_of(a);
-    nbl__cut cut = {base, 0};
-    NBL_CUT(&cut, s->row, z.in);
-    NBL_CUT(&cut, s->xa, z.tokens * z.rank);
-    NBL_CUT(&cut, s->gb, z.tokens * z.rank);
-    NBL_CUT(&cut, s->factor, z.out);
-    NBL_CUT(&cut, s->dx, backward ? z.tokens * z.in : 0);
-    NBL_CUT(&cut, s->outlier, z.in);
-    return cut.used;
+    nbl__bump bump = {base, 0};
+    NBL_BUMP_ALLOC(&bump, s->row, z.in);
+    NBL_BUMP_ALLOC(&bump, s->xa, z.tokens * z.rank);
+    NBL_BUMP_ALLOC(&bump, s->gb, z.tokens * z.rank);
+    NBL_BUMP_ALLOC(&bump, s->factor, z.out);
+    NBL_BUMP_ALLOC(&bump, s->dx, backward ? z.tokens * z.in : 0);
+    NBL_BUMP_ALLOC(&bump, s->outlier, z.in);
+    return bump.used;
 }
 
 static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
@@ -95,7 +95,7 @@ static void adapter_inner(const nbl__linear *a, double *xa)
 /* DoRA: 1 / ‖W + s·B·A‖ of row n. `row` is W's row n. */
 static double inverse_norm(const nbl__linear *a, int64_t n, const float *row)
 {
-    if (nbl__given(&a->norm)) return 1 / nbl__ref_get(&a->norm, n);
+    if (nbl__has_data(&a->norm)) return 1 / nbl__ref_get(&a->norm, n);
     sizes z = sizes_of(a);
     double squares = 0;
     for (int64_t k = 0; k < z.in; k++) {
@@ -111,7 +111,7 @@ static double inverse_norm(const nbl__linear *a, int64_t n, const float *row)
 /* DoRA's factor of output n, magnitude / norm; 1 without DoRA. */
 static double factor_of(const nbl__linear *a, int64_t n, const float *row)
 {
-    return nbl__given(&a->magnitude) ? nbl__ref_get(&a->magnitude, n) * inverse_norm(a, n, row) : 1;
+    return nbl__has_data(&a->magnitude) ? nbl__ref_get(&a->magnitude, n) * inverse_norm(a, n, row) : 1;
 }
 
 /* ---- the base product ---- */
@@ -183,7 +183,8 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     adapter_inner(a, s.xa);
     for (int64_t n = 0; n < z.out; n++) {
         weight_row(a, n, s.row);
-        double factor = factor_of(a, n, s.row), bias = nbl__given(&a->bias) ? nbl__ref_get(&a->bias, n) : 0;
+        double factor = factor_of(a, n, s.row),
+               bias = nbl__has_data(&a->bias) ? nbl__ref_get(&a->bias, n) : 0;
         for (int64_t t = 0; t < z.tokens; t++)
             nbl__ref_set(&a->y, t * z.out + n, plain_output(a, t, n, &s) * factor + bias);
     }
@@ -203,11 +204,11 @@ static void backward_rows(const nbl__linear *a, const scratch *s)
         for (int64_t t = 0; t < z.tokens; t++) {
             double dy = nbl__ref_get(&a->dy, t * z.out + n);
             bias += dy;
-            if (nbl__given(&a->dmagnitude)) magnitude += dy * plain_output(a, t, n, s);
+            if (nbl__has_data(&a->dmagnitude)) magnitude += dy * plain_output(a, t, n, s);
             for (int64_t k = 0; k < z.in; k++) s->dx[t * z.in + k] += dy * s->factor[n] * (double)s->row[k];
         }
-        if (nbl__given(&a->dbias)) nbl__ref_put(&a->dbias, n, bias, a->accumulate);
-        if (nbl__given(&a->dmagnitude))
+        if (nbl__has_data(&a->dbias)) nbl__ref_put(&a->dbias, n, bias, a->accumulate);
+        if (nbl__has_data(&a->dmagnitude))
             nbl__ref_put(&a->dmagnitude, n, magnitude * inverse_norm(a, n, s->row), a->accumulate);
     }
 }
@@ -216,7 +217,7 @@ static void backward_rows(const nbl__linear *a, const scratch *s)
 static void backward_weight(const nbl__linear *a, const scratch *s)
 {
     sizes z = sizes_of(a);
-    for (int64_t n = 0; nbl__given(&a->dw) && n < z.out; n++)
+    for (int64_t n = 0; nbl__has_data(&a->dw) && n < z.out; n++)
         for (int64_t k = 0; k < z.in; k++) {
             double sum = 0;
             for (int64_t t = 0; t < z.tokens; t++)
@@ -246,13 +247,13 @@ static void backward_adapter(const nbl__linear *a, const scratch *s)
                 s->dx[t * z.in + k] += scale * sum * nbl__ref_get(&a->lora_a, r * z.in + k) * mask;
             }
         }
-    for (int64_t r = 0; nbl__given(&a->dlora_a) && r < z.rank; r++)
+    for (int64_t r = 0; nbl__has_data(&a->dlora_a) && r < z.rank; r++)
         for (int64_t k = 0; k < z.in; k++) {
             double sum = 0;
             for (int64_t t = 0; t < z.tokens; t++) sum += s->gb[t * z.rank + r] * dropped(a, t * z.in + k);
             nbl__ref_put(&a->dlora_a, r * z.in + k, scale * sum, a->accumulate);
         }
-    for (int64_t n = 0; nbl__given(&a->dlora_b) && n < z.out; n++)
+    for (int64_t n = 0; nbl__has_data(&a->dlora_b) && n < z.out; n++)
         for (int64_t r = 0; r < z.rank; r++) {
             double sum = 0;
             for (int64_t t = 0; t < z.tokens; t++)
@@ -275,7 +276,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     backward_rows(a, &s);
     backward_weight(a, &s);
     if (z.rank > 0) backward_adapter(a, &s);
-    for (int64_t i = 0; nbl__given(&a->dx) && i < z.tokens * z.in; i++) nbl__ref_set(&a->dx, i, s.dx[i]);
+    for (int64_t i = 0; nbl__has_data(&a->dx) && i < z.tokens * z.in; i++) nbl__ref_set(&a->dx, i, s.dx[i]);
     return NBL_OK;
 }
 

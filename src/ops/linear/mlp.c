@@ -142,7 +142,7 @@ static double flops(const void *arguments, bool backward)
 /* Slots of a part: its name before the names of linear ("gate.lora_a"). Shared tensors are
  * gate's. */
 #define SLOT(part, field, name, role, of) NBL_SLOT(nbl__mlp, part.field, name, role, of)
-#define KEPT(part, field, name, role) NBL_KEPT(nbl__mlp, part.field, name, role)
+#define KEPT(part, field, name, role) NBL_SLOT_SAVED(nbl__mlp, part.field, name, role)
 #define PART(part)                                                                                           \
     KEPT(part, w, #part, WEIGHT), KEPT(part, bias, #part ".b", OPTIONAL),                                    \
         KEPT(part, lora_a, #part ".lora_a", OPTIONAL), KEPT(part, lora_b, #part ".lora_b", OPTIONAL),        \

@@ -19,17 +19,17 @@ static scratch layout(const nbl__mlp *a, bool backward, uint8_t *base)
     int64_t rows = nbl__min_i64(NBL_MLP_CHUNK, nbl__tensor_rows(&a->gate.x));
     int64_t inner = rows * a->gate.w.shape[0], back = backward ? inner : 0;
     int64_t in = backward ? rows * a->gate.w.shape[1] : 0;
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     scratch s;
-    NBL_CUT(&cut, s.gate, inner);
-    NBL_CUT(&cut, s.up, inner);
-    NBL_CUT(&cut, s.h, inner);
-    NBL_CUT(&cut, s.dgate, back);
-    NBL_CUT(&cut, s.dup, back);
-    NBL_CUT(&cut, s.dh, back);
-    NBL_CUT(&cut, s.dx_gate, in);
-    NBL_CUT(&cut, s.dx_up, in);
-    s.used = cut.used;
+    NBL_BUMP_ALLOC(&bump, s.gate, inner);
+    NBL_BUMP_ALLOC(&bump, s.up, inner);
+    NBL_BUMP_ALLOC(&bump, s.h, inner);
+    NBL_BUMP_ALLOC(&bump, s.dgate, back);
+    NBL_BUMP_ALLOC(&bump, s.dup, back);
+    NBL_BUMP_ALLOC(&bump, s.dh, back);
+    NBL_BUMP_ALLOC(&bump, s.dx_gate, in);
+    NBL_BUMP_ALLOC(&bump, s.dx_up, in);
+    s.used = bump.used;
     return s;
 }
 
@@ -163,7 +163,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
         NBL_TRY(nbl__linear_backward_ref.run(&inner, &parts[NBL_MLP_GATE]));
         NBL_TRY(nbl__linear_backward_ref.run(&inner, &parts[NBL_MLP_UP]));
         int64_t elements = nbl__tensor_elements(&parts[NBL_MLP_GATE].dx);
-        for (int64_t i = 0; nbl__given(&a->gate.dx) && i < elements; i++)
+        for (int64_t i = 0; nbl__has_data(&a->gate.dx) && i < elements; i++)
             nbl__ref_set(&a->gate.dx, chunk * NBL_MLP_CHUNK * a->gate.w.shape[1] + i,
                          s.dx_gate[i] + s.dx_up[i]);
     }

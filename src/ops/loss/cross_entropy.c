@@ -11,7 +11,7 @@
  * tokens. */
 static double divisor_of(const nbl__cross_entropy *a)
 {
-    return nbl__given(&a->denominator) ? nbl__ref_get(&a->denominator, 0) : 0;
+    return nbl__has_data(&a->denominator) ? nbl__ref_get(&a->denominator, 0) : 0;
 }
 
 nbl_status nbl__cross_entropy_trained(const nbl__call *call, const nbl__cross_entropy *a, int64_t *rows,
@@ -64,7 +64,7 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__cros
               "%s: softcap %g is not a positive number or 0", op, (double)a->softcap);
     NBL_CHECK(ctx, a->smoothing >= 0 && a->smoothing <= 1, NBL_ERROR_ARGUMENT,
               "%s: smoothing %g is not in [0, 1]", op, (double)a->smoothing);
-    if (nbl__given(&a->denominator)) {
+    if (nbl__has_data(&a->denominator)) {
         NBL_TRY(nbl__check_dtype(ctx, op, "denominator", &a->denominator, NBL_DTYPE_F32));
         NBL_TRY(nbl__check_dims(ctx, op, "denominator", &a->denominator, 1, (int64_t[]){1}));
         NBL_CHECK(ctx, a->reduction == NBL_REDUCTION_MEAN, NBL_ERROR_ARGUMENT,
@@ -126,13 +126,13 @@ static double flops(const void *arguments, bool backward)
 
 static const char *const reductions[] = {"mean", "none", NULL};
 static const nbl__slot slots[] = {
-    NBL_KEPT(nbl__cross_entropy, x, "x", INPUT),
-    NBL_KEPT(nbl__cross_entropy, w, "w", WEIGHT),
-    NBL_KEPT(nbl__cross_entropy, labels, "labels", INPUT),
-    NBL_KEPT(nbl__cross_entropy, denominator, "denominator", OPTIONAL),
+    NBL_SLOT_SAVED(nbl__cross_entropy, x, "x", INPUT),
+    NBL_SLOT_SAVED(nbl__cross_entropy, w, "w", WEIGHT),
+    NBL_SLOT_SAVED(nbl__cross_entropy, labels, "labels", INPUT),
+    NBL_SLOT_SAVED(nbl__cross_entropy, denominator, "denominator", OPTIONAL),
     NBL_SLOT(nbl__cross_entropy, loss, "loss", OUTPUT, NULL),
     NBL_SLOT(nbl__cross_entropy, logprobs, "logprobs", OUTPUT, NULL),
-    NBL_KEPT(nbl__cross_entropy, lse, "lse", SAVED),
+    NBL_SLOT_SAVED(nbl__cross_entropy, lse, "lse", SAVED),
     NBL_SAVED_WHEN(nbl__cross_entropy, dx_in_forward, "dx_early", "early"),
     NBL_SLOT(nbl__cross_entropy, dloss, "dloss", COTANGENT, "loss"),
     NBL_SLOT(nbl__cross_entropy, dx, "dx", GRADIENT, "x"),

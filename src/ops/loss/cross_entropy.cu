@@ -172,7 +172,7 @@ template <typename F> nbl_status for_ranges(const nbl__call *call, const pass *p
 nbl_status make_logits(const nbl__call *call, const pass *p, const void *x, int64_t rows)
 {
     return for_ranges(call, p, [=](const void *w, int64_t begin, int64_t count) {
-        nbl__gemm g = {};
+        nbl__cublaslt_gemm g = {};
         g.dtype = p->a->dtype;
         g.c_dtype = NBL_DTYPE_F32;
         g.m = rows;
@@ -197,9 +197,9 @@ nbl__gemm_sm90 exponentials_of(const pass *p, int64_t first, int64_t rows)
     h.m = rows;
     h.n = p->vocabulary;
     h.count = 1;
-    h.sources[0].a = static_cast<const __nv_bfloat16 *>(a->x.data) + first * p->hidden;
-    h.sources[0].b = p->range > 0 ? static_cast<const void *>(p->dequantized) : a->w.data;
-    h.sources[0].k = p->hidden;
+    h.terms[0].a = static_cast<const __nv_bfloat16 *>(a->x.data) + first * p->hidden;
+    h.terms[0].b = p->range > 0 ? static_cast<const void *>(p->dequantized) : a->w.data;
+    h.terms[0].k = p->hidden;
     h.b_transposed = true;
     h.c = p->gradient ? p->logits : nullptr;
     h.ldc = p->stride;
@@ -230,7 +230,7 @@ nbl_status make_dx(const nbl__call *call, const pass *p, int64_t first, int64_t 
     uint8_t *to = static_cast<uint8_t *>(p->dx->data) + static_cast<size_t>(first * p->hidden) * size;
     gradient d = gradient_of(p);
     NBL_TRY(for_ranges(call, p, [=](const void *w, int64_t begin, int64_t count) {
-        nbl__gemm g = {};
+        nbl__cublaslt_gemm g = {};
         g.dtype = a->dtype;
         g.c_dtype = apart ? NBL_DTYPE_F32 : p->dx->dtype;
         g.m = rows;
@@ -264,7 +264,7 @@ nbl_status make_dx(const nbl__call *call, const pass *p, int64_t first, int64_t 
 /* dw (+)= dᵀ·x for a chunk, in f32. f16: d and x are f32. */
 nbl_status make_dw(const nbl__call *call, const pass *p, const void *x, int64_t first, int64_t rows)
 {
-    nbl__gemm g = {};
+    nbl__cublaslt_gemm g = {};
     g.dtype = p->narrow ? NBL_DTYPE_F32 : p->a->dtype;
     g.c_dtype = NBL_DTYPE_F32;
     g.m = p->vocabulary;
@@ -411,7 +411,7 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
     const nbl__cross_entropy *a = static_cast<const nbl__cross_entropy *>(arguments);
     if (!a->grad_in_forward) return run(call, a, true);
     int64_t tokens = nbl__tensor_rows(&a->x);
-    if (!nbl__given(&a->dx) || tokens == 0) return NBL_OK;
+    if (!nbl__has_data(&a->dx) || tokens == 0) return NBL_OK;
     finish f = {};
     f.from = static_cast<const float *>(a->dx_in_forward.data);
     f.to = a->dx.data;

@@ -67,7 +67,7 @@ double nbl__cross_entropy_share(const nbl__cross_entropy *a, int64_t count);
 /* Is dw to be computed? */
 static inline bool nbl__cross_entropy_wants_dw(const nbl__cross_entropy *a)
 {
-    return a->train_w && nbl__given(&a->dw);
+    return a->train_w && nbl__has_data(&a->dw);
 }
 
 #endif

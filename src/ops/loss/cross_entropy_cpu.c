@@ -68,68 +68,69 @@ typedef struct pass {
 /* ---- the products ---- */
 
 typedef struct product {
-    nbl__term term;
-    nbl__product product;
+    nbl__gemm_term term;
+    nbl__gemm_product product;
 } product;
 
-static nbl__mat weight_rows(const pass *p, bool transpose)
+static nbl__gemm_matrix weight_rows(const pass *p, bool transpose)
 {
-    return (nbl__mat){.weight = &p->a->w, .first_row = p->first_column, .transpose = transpose};
+    return (nbl__gemm_matrix){.weight = &p->a->w, .first_row = p->first_column, .transposed = transpose};
 }
 
-static nbl__mat tile_of(const pass *p, bool transpose)
+static nbl__gemm_matrix tile_of(const pass *p, bool transpose)
 {
-    return (nbl__mat){.dtype = NBL_DTYPE_F32, .data = p->tile, .stride = p->stride, .transpose = transpose};
+    return (nbl__gemm_matrix){
+        .dtype = NBL_DTYPE_F32, .data = p->tile, .stride = p->stride, .transposed = transpose};
 }
 
-static nbl__mat x_of(const pass *p)
+static nbl__gemm_matrix x_of(const pass *p)
 {
-    return (nbl__mat){.dtype = p->a->dtype, .data = p->x, .stride = p->hidden};
+    return (nbl__gemm_matrix){.dtype = p->a->dtype, .data = p->x, .stride = p->hidden};
 }
 
 static void logits_product(const pass *p, product *it)
 {
-    it->term = (nbl__term){
+    it->term = (nbl__gemm_term){
         .a = x_of(p), .b = weight_rows(p, true), .k = p->hidden, .alpha = 1, .compute = p->a->dtype};
-    it->product = (nbl__product){.m = p->rows,
-                                 .n = p->columns,
-                                 .terms = &it->term,
-                                 .term_count = 1,
-                                 .dtype = NBL_DTYPE_F32,
-                                 .c = p->tile,
-                                 .stride = p->stride};
+    it->product = (nbl__gemm_product){.m = p->rows,
+                                      .n = p->columns,
+                                      .terms = &it->term,
+                                      .term_count = 1,
+                                      .dtype = NBL_DTYPE_F32,
+                                      .c = p->tile,
+                                      .stride = p->stride};
 }
 
 static void dx_product(const pass *p, product *it)
 {
-    it->term = (nbl__term){.a = tile_of(p, false),
-                           .b = weight_rows(p, false),
-                           .k = p->columns,
-                           .alpha = 1,
-                           .compute = p->a->dtype};
-    it->product = (nbl__product){.m = p->rows,
-                                 .n = p->hidden,
-                                 .terms = &it->term,
-                                 .term_count = 1,
-                                 .dtype = NBL_DTYPE_F32,
-                                 .c = p->dx,
-                                 .stride = p->hidden,
-                                 .accumulate = p->first_column > 0};
+    it->term = (nbl__gemm_term){.a = tile_of(p, false),
+                                .b = weight_rows(p, false),
+                                .k = p->columns,
+                                .alpha = 1,
+                                .compute = p->a->dtype};
+    it->product = (nbl__gemm_product){.m = p->rows,
+                                      .n = p->hidden,
+                                      .terms = &it->term,
+                                      .term_count = 1,
+                                      .dtype = NBL_DTYPE_F32,
+                                      .c = p->dx,
+                                      .stride = p->hidden,
+                                      .accumulate = p->first_column > 0};
 }
 
 static void dw_product(const pass *p, product *it)
 {
     float *dw = p->a->dw.data;
-    it->term = (nbl__term){
+    it->term = (nbl__gemm_term){
         .a = tile_of(p, true), .b = x_of(p), .k = p->rows, .alpha = 1, .compute = p->a->dtype};
-    it->product = (nbl__product){.m = p->columns,
-                                 .n = p->hidden,
-                                 .terms = &it->term,
-                                 .term_count = 1,
-                                 .dtype = NBL_DTYPE_F32,
-                                 .c = dw ? dw + p->first_column * p->hidden : NULL,
-                                 .stride = p->hidden,
-                                 .accumulate = p->a->accumulate || p->first_row > 0};
+    it->product = (nbl__gemm_product){.m = p->columns,
+                                      .n = p->hidden,
+                                      .terms = &it->term,
+                                      .term_count = 1,
+                                      .dtype = NBL_DTYPE_F32,
+                                      .c = dw ? dw + p->first_column * p->hidden : NULL,
+                                      .stride = p->hidden,
+                                      .accumulate = p->a->accumulate || p->first_row > 0};
 }
 
 static nbl_status multiply(const pass *p, void (*make)(const pass *, product *))
@@ -186,16 +187,16 @@ static size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a, bool b
     int64_t spans = grad_in_forward && p->vocabulary > 0 ? nbl__ceil_div(p->vocabulary, p->max_columns) : 1;
     int64_t rows = grad_in_forward ? GRAD_IN_FORWARD_BYTES / 4 / (spans * p->stride) : ROWS;
     p->max_rows = nbl__min_i64(p->tokens, nbl__max_i64(GRAD_IN_FORWARD_MIN_ROWS, nbl__min_i64(rows, ROWS)));
-    nbl__cut cut = {base, 0};
-    NBL_CUT(&cut, p->trained, p->tokens);
-    NBL_CUT(&cut, p->gathered, p->max_rows * p->hidden * (int64_t)nbl__size_of(a->dtype));
-    NBL_CUT(&cut, p->tiles, spans * p->max_rows * p->stride);
-    NBL_CUT(&cut, p->sums, backward ? 0 : p->max_rows);
-    NBL_CUT(&cut, p->label_logits, backward ? 0 : p->max_rows);
-    NBL_CUT(&cut, p->dx, backward || grad_in_forward ? p->max_rows * p->hidden : 0);
+    nbl__bump bump = {base, 0};
+    NBL_BUMP_ALLOC(&bump, p->trained, p->tokens);
+    NBL_BUMP_ALLOC(&bump, p->gathered, p->max_rows * p->hidden * (int64_t)nbl__size_of(a->dtype));
+    NBL_BUMP_ALLOC(&bump, p->tiles, spans * p->max_rows * p->stride);
+    NBL_BUMP_ALLOC(&bump, p->sums, backward ? 0 : p->max_rows);
+    NBL_BUMP_ALLOC(&bump, p->label_logits, backward ? 0 : p->max_rows);
+    NBL_BUMP_ALLOC(&bump, p->dx, backward || grad_in_forward ? p->max_rows * p->hidden : 0);
     /* The last piece: its size matters only for measuring. */
-    p->gemm = nbl__cut_bytes(&cut, base ? 0 : gemm_scratch(ctx, p, backward));
-    return cut.used;
+    p->gemm = nbl__bump_alloc(&bump, base ? 0 : gemm_scratch(ctx, p, backward));
+    return bump.used;
 }
 
 static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
@@ -426,7 +427,7 @@ static nbl_status finish_with_gradient(nbl_context *ctx, const nbl__cross_entrop
     pass p = {
         .a = a, .ctx = ctx, .isa = nbl__isa(ctx), .rows = nbl__tensor_rows(&a->x), .hidden = a->w.shape[1]};
     p.tokens = p.rows;
-    if (!nbl__given(&a->dx)) return NBL_OK;
+    if (!nbl__has_data(&a->dx)) return NBL_OK;
     NBL_TRY(each_row(&p, scale_rows));
     clear_untrained(&p); /* 0 times a negative number is -0, and dx must be 0 */
     return NBL_OK;
@@ -439,7 +440,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
         return finish_with_gradient(call->ctx, arguments);
     NBL_TRY(begin(call, arguments, true, &p));
     const nbl__cross_entropy *a = p.a;
-    bool want_dx = nbl__given(&a->dx), want_dw = nbl__cross_entropy_wants_dw(a);
+    bool want_dx = nbl__has_data(&a->dx), want_dw = nbl__cross_entropy_wants_dw(a);
     if (want_dx) clear_untrained(&p);
     if (want_dw && p.count == 0 && !a->accumulate)
         memset(a->dw.data, 0, (size_t)(p.vocabulary * p.hidden) * sizeof(float));

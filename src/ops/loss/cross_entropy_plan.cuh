@@ -1,7 +1,7 @@
 /* cross_entropy_plan.cuh - divides a call of cross_entropy into chunks of tokens and ranges of the vocabulary, and lays out
  * its scratch. Internal to the CUDA kernels; see cross_entropy.cu. Fewer tokens never need more scratch. */
-#ifndef NBL_CUDA_CROSS_ENTROPY_PLAN_CUH
-#define NBL_CUDA_CROSS_ENTROPY_PLAN_CUH
+#ifndef NBL_CROSS_ENTROPY_PLAN_CUH
+#define NBL_CROSS_ENTROPY_PLAN_CUH
 
 #include "ops/common/load.cuh"
 
@@ -100,7 +100,7 @@ static inline void describe_pass(const nbl_context *ctx, const nbl__cross_entrop
     if (!direct && row_bytes > 0) p->range = min_i64(rows_in(WEIGHT_BYTES, row_bytes), p->vocabulary);
     p->sums = !backward;
     p->gradient = backward || a->grad_in_forward;
-    p->want_dx = backward ? nbl__given(&a->dx) : a->grad_in_forward;
+    p->want_dx = backward ? nbl__has_data(&a->dx) : a->grad_in_forward;
     p->want_dw = backward && nbl__cross_entropy_wants_dw(a);
     p->narrow = a->dtype == NBL_DTYPE_F16;
     p->dx = backward ? &a->dx : &a->dx_in_forward;
@@ -119,8 +119,8 @@ static inline size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a,
     p->rows = even_rows(p->tokens, max);
     p->logit_bytes = rows * p->stride * (!p->tiles ? 4 : p->gradient ? 2 : 0);
     if (p->logit_bytes < plain) p->logit_bytes = plain; /* for without_tiles */
-    nbl__cut cut = {base, 0};
-    auto take = [&](int64_t bytes) { return nbl__cut_bytes(&cut, static_cast<size_t>(bytes)); };
+    nbl__bump bump = {base, 0};
+    auto take = [&](int64_t bytes) { return nbl__bump_alloc(&bump, static_cast<size_t>(bytes)); };
     p->share = static_cast<double *>(take(sizeof(double)));
     p->losses = static_cast<double *>(take(backward ? 0 : p->tokens * 8));
     p->logits = static_cast<float *>(take(p->logit_bytes));
@@ -133,7 +133,7 @@ static inline size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a,
     p->label_logits = static_cast<float *>(take(p->tiles ? rows * 4 : 0));
     p->factors = static_cast<float *>(take(p->tiles ? rows * 4 : 0));
     p->spans = static_cast<float *>(take(p->tiles ? rows * p->span_count * 8 : 0));
-    return cut.used;
+    return bump.used;
 }
 
 /* Switches to the general way in the same scratch, for matrices whose alignment the tiles refuse. */

@@ -1,5 +1,5 @@
 /* cross_entropy_ref.c - cross_entropy, forward and backward: the oracle. Scalar, f64 sums, one
- * rounding at the end, never optimised. One token at a time, with all its logits. Backward
+ * rounding at the end, never optimized. One token at a time, with all its logits. Backward
  * recomputes the logits, and does not read what forward saved. */
 #include <math.h>
 
@@ -19,14 +19,14 @@ typedef struct scratch {
 static size_t layout(const nbl__cross_entropy *a, bool backward, uint8_t *base, scratch *s)
 {
     int64_t vocabulary = a->w.shape[0], hidden = a->w.shape[1];
-    nbl__cut cut = {base, 0};
-    NBL_CUT(&cut, s->rows, nbl__tensor_rows(&a->x));
-    NBL_CUT(&cut, s->coded, hidden * 4);
-    NBL_CUT(&cut, s->row, hidden);
-    NBL_CUT(&cut, s->logits, vocabulary);
-    NBL_CUT(&cut, s->dx, backward || a->grad_in_forward ? hidden : 0);
-    NBL_CUT(&cut, s->dw, backward && a->train_w ? vocabulary * hidden : 0);
-    return cut.used;
+    nbl__bump bump = {base, 0};
+    NBL_BUMP_ALLOC(&bump, s->rows, nbl__tensor_rows(&a->x));
+    NBL_BUMP_ALLOC(&bump, s->coded, hidden * 4);
+    NBL_BUMP_ALLOC(&bump, s->row, hidden);
+    NBL_BUMP_ALLOC(&bump, s->logits, vocabulary);
+    NBL_BUMP_ALLOC(&bump, s->dx, backward || a->grad_in_forward ? hidden : 0);
+    NBL_BUMP_ALLOC(&bump, s->dw, backward && a->train_w ? vocabulary * hidden : 0);
+    return bump.used;
 }
 
 static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
@@ -134,7 +134,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     scratch s;
     layout(a, true, call->scratch, &s);
     NBL_TRY(nbl__cross_entropy_trained(call, a, s.rows, &count));
-    if (nbl__given(&a->dx))
+    if (nbl__has_data(&a->dx))
         for (int64_t i = 0; i < nbl__tensor_elements(&a->x); i++) nbl__ref_set(&a->dx, i, 0);
     if (nbl__cross_entropy_wants_dw(a))
         for (int64_t i = 0; i < weights; i++) s.dw[i] = 0;

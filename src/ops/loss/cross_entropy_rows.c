@@ -58,7 +58,7 @@ static void gradient_scalar(float *z, int64_t n, const nbl__logit_gradient *g)
 
 #if defined(__x86_64__)
 #define KERNELS "ops/loss/cross_entropy_rows.inc"
-#include "ops/common/both_lanes.inc"
+#include "ops/common/x86_widths.inc"
 #endif
 
 static kernels kernels_of(nbl_isa isa)

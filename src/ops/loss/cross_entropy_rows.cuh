@@ -8,8 +8,8 @@
  * The gradient starts at the front of the row. A tile is written after every thread has read it. Its 2-byte values end
  * before the logits that are still to be read. The last vector of a row may reach into the padding behind it. Bytes per
  * logit: 8 read and 2 written. Limit: memory bandwidth. */
-#ifndef NBL_CUDA_CROSS_ENTROPY_ROWS_CUH
-#define NBL_CUDA_CROSS_ENTROPY_ROWS_CUH
+#ifndef NBL_CROSS_ENTROPY_ROWS_CUH
+#define NBL_CROSS_ENTROPY_ROWS_CUH
 
 #include "ops/common/load.cuh"
 

@@ -16,8 +16,8 @@
  *
  * The power of a row is that of its label's logit. The largest logit is not far below it, and rarely 40 above it. Spans
  * with such words have their own powers. settle_kernel rescales the other spans of such a row. */
-#ifndef NBL_CUDA_CROSS_ENTROPY_TILES_CUH
-#define NBL_CUDA_CROSS_ENTROPY_TILES_CUH
+#ifndef NBL_CROSS_ENTROPY_TILES_CUH
+#define NBL_CROSS_ENTROPY_TILES_CUH
 
 #include "ops/loss/cross_entropy_rows.cuh"
 #include "ops/common/dependent_launch.cuh"

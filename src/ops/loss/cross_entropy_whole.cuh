@@ -8,8 +8,8 @@
  *
  * All blocks have read before the first one writes, so the gradient may overwrite the logits. Bytes per logit: 4 read and
  * 2 written. Limit: memory bandwidth. Blocks of other rows on the same multiprocessor load while these compute. */
-#ifndef NBL_CUDA_CROSS_ENTROPY_WHOLE_CUH
-#define NBL_CUDA_CROSS_ENTROPY_WHOLE_CUH
+#ifndef NBL_CROSS_ENTROPY_WHOLE_CUH
+#define NBL_CROSS_ENTROPY_WHOLE_CUH
 
 #include <cooperative_groups.h>
 

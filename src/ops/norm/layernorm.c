@@ -13,7 +13,7 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__laye
     int64_t columns = nbl__last(&a->x);
     NBL_TRY(nbl__check_float(ctx, op, "w", &a->w));
     NBL_TRY(nbl__check_dims(ctx, op, "w", &a->w, 1, &columns));
-    if (nbl__given(&a->bias)) {
+    if (nbl__has_data(&a->bias)) {
         NBL_TRY(nbl__check_float(ctx, op, "b", &a->bias));
         NBL_TRY(nbl__check_dims(ctx, op, "b", &a->bias, 1, &columns));
     }
@@ -40,13 +40,13 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
     nbl__output_like(&a->dx, &a->x, nbl__last(&a->x), a->dtype);
     nbl__output_vector(&a->dw, NBL_DTYPE_F32, 1, nbl__last(&a->x), 0);
     nbl__output_none(&a->dbias);
-    if (nbl__given(&a->bias)) nbl__output_vector(&a->dbias, NBL_DTYPE_F32, 1, nbl__last(&a->x), 0);
+    if (nbl__has_data(&a->bias)) nbl__output_vector(&a->dbias, NBL_DTYPE_F32, 1, nbl__last(&a->x), 0);
     return NBL_OK;
 }
 
 static const nbl__slot slots[] = {
-    NBL_KEPT(nbl__layernorm, x, "x", INPUT),
-    NBL_KEPT(nbl__layernorm, w, "w", INPUT),
+    NBL_SLOT_SAVED(nbl__layernorm, x, "x", INPUT),
+    NBL_SLOT_SAVED(nbl__layernorm, w, "w", INPUT),
     NBL_SLOT(nbl__layernorm, bias, "b", OPTIONAL, NULL),
     NBL_SLOT(nbl__layernorm, y, "y", OUTPUT, NULL),
     NBL_SLOT(nbl__layernorm, dy, "dy", COTANGENT, "y"),

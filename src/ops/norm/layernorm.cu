@@ -52,7 +52,7 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 }
 
 extern "C" {
-/* Every shape and alignment is accepted: norm_slow.cuh takes what norm.cuh cannot. */
+/* Every shape and alignment is accepted: norm_general.cuh takes what norm.cuh cannot. */
 const nbl__impl nbl__layernorm_cuda = {.name = "layernorm_cuda",
                                        .needs = NBL_ISA_SCALAR,
                                        .can = nullptr,

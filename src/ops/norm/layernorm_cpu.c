@@ -21,20 +21,20 @@ typedef struct norm_job {
 } norm_job;
 
 #define KERNELS "ops/norm/layernorm.inc"
-#include "ops/common/both_lanes.inc"
+#include "ops/common/x86_widths.inc"
 
 /* Cuts the scratch; base NULL: measures it. Scratch: 8 bytes per column, and in backward 8 more per
  * column and block of rows. */
 static size_t layout(const nbl__layernorm *a, bool backward, uint8_t *base, norm_job *j)
 {
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     int64_t columns = nbl__last(&a->x);
     j->a = a;
-    NBL_CUT(&cut, j->w, columns);
-    NBL_CUT(&cut, j->bias, columns);
+    NBL_BUMP_ALLOC(&bump, j->w, columns);
+    NBL_BUMP_ALLOC(&bump, j->bias, columns);
     j->partial = NULL;
-    if (backward) NBL_CUT(&cut, j->partial, nbl__block_count(nbl__tensor_rows(&a->x)) * 2 * columns);
-    return cut.used;
+    if (backward) NBL_BUMP_ALLOC(&bump, j->partial, nbl__block_count(nbl__tensor_rows(&a->x)) * 2 * columns);
+    return bump.used;
 }
 
 /* Converts w and b to f32 once per call. Without a bias, b is 0. */
@@ -43,7 +43,7 @@ static void read_weights(const nbl_context *ctx, const norm_job *j)
     const nbl__layernorm *a = j->a;
     int64_t columns = nbl__last(&a->x);
     nbl__to_f32(nbl__isa(ctx), a->w.dtype, a->w.data, j->w, columns);
-    if (nbl__given(&a->bias)) nbl__to_f32(nbl__isa(ctx), a->bias.dtype, a->bias.data, j->bias, columns);
+    if (nbl__has_data(&a->bias)) nbl__to_f32(nbl__isa(ctx), a->bias.dtype, a->bias.data, j->bias, columns);
     else memset(j->bias, 0, (size_t)columns * sizeof *j->bias);
 }
 
@@ -64,13 +64,13 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments, nbl
     int64_t count = nbl__tensor_rows(&a->x), columns = nbl__last(&a->x), blocks = nbl__block_count(count);
     norm_job j;
     layout(a, true, call->scratch, &j);
-    if (!nbl__given(&a->dw) && !nbl__given(&a->dbias)) j.partial = NULL;
+    if (!nbl__has_data(&a->dw) && !nbl__has_data(&a->dbias)) j.partial = NULL;
     read_weights(call->ctx, &j);
     NBL_TRY(nbl__rows_run(call->ctx, count, nbl__block_rows(count), rows, &j));
-    if (nbl__given(&a->dw))
+    if (nbl__has_data(&a->dw))
         NBL_TRY(
             nbl__blocks_add(call->ctx, j.partial, blocks, 2 * columns, columns, a->dw.data, a->accumulate));
-    if (nbl__given(&a->dbias))
+    if (nbl__has_data(&a->dbias))
         NBL_TRY(nbl__blocks_add(call->ctx, j.partial + columns, blocks, 2 * columns, columns, a->dbias.data,
                                 a->accumulate));
     return NBL_OK;

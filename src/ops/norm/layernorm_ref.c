@@ -32,7 +32,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
         row_moments m = moments_of(a, r * columns, columns);
         for (int64_t k = 0; k < columns; k++) {
             int64_t i = r * columns + k;
-            double bias = nbl__given(&a->bias) ? nbl__ref_get(&a->bias, k) : 0;
+            double bias = nbl__has_data(&a->bias) ? nbl__ref_get(&a->bias, k) : 0;
             double n = (nbl__ref_get(&a->x, i) - m.mean) * m.scale;
             nbl__ref_set(&a->y, i, n * nbl__ref_get(&a->w, k) + bias);
         }
@@ -60,7 +60,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
             dw[k] += dy * n;
             db[k] += dy;
         }
-        for (int64_t k = 0; k < columns && nbl__given(&a->dx); k++) {
+        for (int64_t k = 0; k < columns && nbl__has_data(&a->dx); k++) {
             int64_t i = r * columns + k;
             double g = nbl__ref_get(&a->dy, i) * nbl__ref_get(&a->w, k);
             double n = (nbl__ref_get(&a->x, i) - m.mean) * m.scale;
@@ -68,8 +68,8 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
         }
     }
     for (int64_t k = 0; k < columns; k++) {
-        if (nbl__given(&a->dw)) nbl__ref_put(&a->dw, k, dw[k], a->accumulate);
-        if (nbl__given(&a->dbias)) nbl__ref_put(&a->dbias, k, db[k], a->accumulate);
+        if (nbl__has_data(&a->dw)) nbl__ref_put(&a->dw, k, dw[k], a->accumulate);
+        if (nbl__has_data(&a->dbias)) nbl__ref_put(&a->dbias, k, db[k], a->accumulate);
     }
     return NBL_OK;
 }

@@ -12,22 +12,22 @@
  *
  * The row stays in registers: each byte is read once and written once, and results may overwrite inputs. The next row is
  * in flight while threads wait for each other. Rows that are too long or not aligned are read again from the cache, one
- * element at a time (norm_slow.cuh). At 4 bytes per bf16 element, memory bandwidth leaves about 28 instructions per
+ * element at a time (norm_general.cuh). At 4 bytes per bf16 element, memory bandwidth leaves about 28 instructions per
  * element.
  *
  * dw and db: each set sums its rows in registers. The sums of the blocks go to scratch. A second kernel adds them in a
  * fixed order. Limit: memory bandwidth; dw moves 4 to 8 % more bytes. */
-#ifndef NBL_CUDA_NORM_CUH
-#define NBL_CUDA_NORM_CUH
+#ifndef NBL_NORM_CUH
+#define NBL_NORM_CUH
 
 #include "ops/common/dependent_launch.cuh"
-#include "ops/norm/norm_slow.cuh"
+#include "ops/norm/norm_general.cuh"
 
 namespace nbl_cuda
 {
 
-/* Sums over the threads of a row, in a fixed order. `turn` alternates from call to call: threads may write the sums of
- * this call while others still read those of the last one. */
+/* Sums over the threads of a row, in a fixed order. `parity` alternates from call to call: threads may write the sums
+ * of this call while others still read those of the last one. */
 struct norm_sums {
     enum { MAX = 3, WARPS = NORM_THREADS / 32 };
     float parts[2][MAX][WARPS];
@@ -38,7 +38,7 @@ struct norm_sums {
     }
 };
 
-template <int N> __device__ inline void row_sums(norm_sums &sums, float (&values)[N], int per_row, int &turn)
+template <int N> __device__ inline void row_sums(norm_sums &sums, float (&values)[N], int per_row, int &parity)
 {
     if (per_row <= 32) {
 #pragma unroll
@@ -46,11 +46,11 @@ template <int N> __device__ inline void row_sums(norm_sums &sums, float (&values
             for (int i = per_row / 2; i > 0; i /= 2) values[n] += __shfl_xor_sync(WARP, values[n], i);
         return;
     }
-    turn ^= 1;
+    parity ^= 1;
 #pragma unroll
     for (int n = 0; n < N; n++) {
         values[n] = warp_sum(values[n]);
-        if (threadIdx.x % 32 == 0) sums.parts[turn][n][threadIdx.x / 32] = values[n];
+        if (threadIdx.x % 32 == 0) sums.parts[parity][n][threadIdx.x / 32] = values[n];
     }
     __syncthreads();
 #pragma unroll
@@ -59,7 +59,7 @@ template <int N> __device__ inline void row_sums(norm_sums &sums, float (&values
 #pragma unroll
         for (int i = 0; i < norm_sums::WARPS; i += 4) { /* sums behind the last warp are zeros */
             if (i * 32 >= per_row) break;
-            float4 four = *reinterpret_cast<const float4 *>(&sums.parts[turn][n][i]);
+            float4 four = *reinterpret_cast<const float4 *>(&sums.parts[parity][n][i]);
             values[n] += (four.x + four.y) + (four.z + four.w);
         }
     }
@@ -176,7 +176,7 @@ template <typename T> __device__ inline void add_residual(norm_row &row)
 /* Mean of the row: 0 without CENTER. */
 template <typename T, bool CENTER>
 __device__ inline float mean_of(const norm_call &a, const uint4 (&packs)[NORM_PACKS], norm_sums &shared,
-                                int &turn)
+                                int &parity)
 {
     float sum[1] = {0};
 #pragma unroll
@@ -186,7 +186,7 @@ __device__ inline float mean_of(const norm_call &a, const uint4 (&packs)[NORM_PA
 #pragma unroll
         for (int j = 0; j < pack<T>::COUNT; j++) sum[0] += h[j];
     }
-    if (CENTER) row_sums(shared, sum, a.per_row, turn);
+    if (CENTER) row_sums(shared, sum, a.per_row, parity);
     return sum[0] / static_cast<float>(a.columns);
 }
 
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows(dependent, norm_call a
     __shared__ alignas(16) norm_sums shared;
     norm_layout at = layout_of<T>(a);
     norm_row next, it;
-    int turn = 0;
+    int parity = 0;
     allow_dependent_launch();
     for (int64_t k = threadIdx.x * 32; k < a.columns && blockIdx.x == 0; k += blockDim.x * 32)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(a.w) +
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows(dependent, norm_call a
         it = next;
         if (left > 1) load_row<T, RESIDUAL, false>(a, at, row + at.slots, next);
         if (RESIDUAL) add_residual<T>(it);
-        float mean = mean_of<T, CENTER>(a, it.x, shared, turn), squares[1] = {0};
+        float mean = mean_of<T, CENTER>(a, it.x, shared, parity), squares[1] = {0};
 #pragma unroll
         for (int k = 0; k < NORM_PACKS; k++) {
             float h[N];
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows(dependent, norm_call a
                 squares[0] = fmaf(c, c, squares[0]);
             }
         }
-        row_sums(shared, squares, a.per_row, turn);
+        row_sums(shared, squares, a.per_row, parity);
         float scale = 1 / sqrtf(squares[0] / static_cast<float>(a.columns) + a.eps);
         forget_unpacked(it.x);
         if (row >= a.rows) continue;
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows_backward(norm_call a)
     norm_layout at = layout_of<T>(a);
     float dw[NORM_PACKS][N] = {}, db[NORM_PACKS][N] = {};
     norm_row next, it;
-    int turn = 0;
+    int parity = 0;
     load_row<T, RESIDUAL, true>(a, at, at.slot, next);
     shared.clear();
     keep_weights<T>(a, kept);
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows_backward(norm_call a)
         it = next;
         if (left > 1) load_row<T, RESIDUAL, true>(a, at, row + at.slots, next);
         if (RESIDUAL) add_residual<T>(it);
-        float mean = mean_of<T, CENTER>(a, it.x, shared, turn), sums[CENTER ? 3 : 2] = {};
+        float mean = mean_of<T, CENTER>(a, it.x, shared, parity), sums[CENTER ? 3 : 2] = {};
 #pragma unroll
         for (int k = 0; k < NORM_PACKS; k++) {
             float w[N], h[N], dy[N];
@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows_backward(norm_call a)
                 if (CENTER) sums[CENTER ? 2 : 0] += g;
             }
         }
-        row_sums(shared, sums, a.per_row, turn);
+        row_sums(shared, sums, a.per_row, parity);
         float n = static_cast<float>(a.columns), s = 1 / sqrtf(sums[0] / n + a.eps);
         float pull = s * (s * (s * (sums[1] / n))), shift = CENTER ? s * (sums[CENTER ? 2 : 0] / n) : 0;
         forget_unpacked(it.x);
@@ -464,10 +464,10 @@ static inline nbl_status norm_backward(const nbl__call *call, nbl_dtype dtype, n
     bool sums = dw || db;
     unsigned blocks = 0;
     if (a.columns == 0 || (!sums && a.dx == nullptr)) return NBL_OK;
-    nbl__cut cut = {call->scratch, 0};
+    nbl__bump bump = {call->scratch, 0};
     size_t bytes = sums_bytes(a.rows, a.columns);
-    if (dw) a.partial_w = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
-    if (db) a.partial_b = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
+    if (dw) a.partial_w = static_cast<float *>(nbl__bump_alloc(&bump, bytes));
+    if (db) a.partial_b = static_cast<float *>(nbl__bump_alloc(&bump, bytes));
     a.per_row = plan.per_row;
     if (plan.per_row == 0)
         NBL_BY_DTYPE(dtype, T, blocks = launch_norm(call, norm_rows_backward_slow<T, CENTER>, plan, a));

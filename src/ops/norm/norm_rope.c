@@ -4,7 +4,7 @@
  *   forward    x  ── rmsnorm_ref ──▶ f64 ── rope_ref ──▶ y
  *   backward   dy ── rope_backward_ref ──▶ f64 ── rmsnorm_backward_ref ──▶ dx
  *
- * There is no CPU kernel: only devices ask for this family (joins_norm_rope in device.h). */
+ * There is no CPU kernel: only devices ask for this family (fuses_norm_rope in device.h). */
 #include "ops/norm/norm_rope.h"
 
 #include "ops/families.h"
@@ -57,12 +57,12 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 /* The value between the two operators, in scratch. *used receives its bytes. */
 static nbl_tensor between(const nbl__norm_rope *a, uint8_t *base, size_t *used)
 {
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     nbl_tensor middle = a->x;
     middle.dtype = NBL_DTYPE_F64;
     middle.row_stride = 0;
-    middle.data = nbl__cut_bytes(&cut, (size_t)nbl__tensor_elements(&a->x) * sizeof(double));
-    *used = cut.used;
+    middle.data = nbl__bump_alloc(&bump, (size_t)nbl__tensor_elements(&a->x) * sizeof(double));
+    *used = bump.used;
     return middle;
 }
 
@@ -117,10 +117,10 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
 }
 
 static const nbl__slot slots[] = {
-    NBL_KEPT_ROWS(nbl__norm_rope, x, "x", INPUT, 3),
-    NBL_KEPT(nbl__norm_rope, w, "w", INPUT),
-    NBL_KEPT(nbl__norm_rope, cos, "cos", INPUT),
-    NBL_KEPT(nbl__norm_rope, sin, "sin", INPUT),
+    NBL_SLOT_SAVED_ROWS(nbl__norm_rope, x, "x", INPUT, 3),
+    NBL_SLOT_SAVED(nbl__norm_rope, w, "w", INPUT),
+    NBL_SLOT_SAVED(nbl__norm_rope, cos, "cos", INPUT),
+    NBL_SLOT_SAVED(nbl__norm_rope, sin, "sin", INPUT),
     NBL_SLOT_ROWS(nbl__norm_rope, y, "y", OUTPUT, NULL, 3),
     NBL_SLOT_ROWS(nbl__norm_rope, dy, "dy", COTANGENT, "y", 3),
     NBL_SLOT_ROWS(nbl__norm_rope, dx, "dx", GRADIENT, "x", 3),

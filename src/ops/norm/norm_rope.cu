@@ -3,7 +3,7 @@
  *     each group of threads (half a head / 16 bytes of them, in one warp): EACH heads of a token
  *         load the heads                       a thread has 16 bytes of both halves of a head
  *         sum of squares over the group        shuffles within the warp
- *         normalise, rotate, store             rotation needs only the thread's own pairs
+ *         normalize, rotate, store             rotation needs only the thread's own pairs
  *
  * All heads are loaded before the first is summed. Cosines, sines and weights are loaded once for all of them. Heads of
  * other shapes and unaligned tensors use a warp per head, one element at a time. Bytes: x and y once; backward x, dy and dx
@@ -53,7 +53,7 @@ __device__ inline void open_halves(const uint4 &left, const uint4 &right, halves
 
 /* Rotates pairs by the angle, or with sign -1 back. */
 template <int N>
-__device__ inline void turn(halves<N> &h, const float (&c)[N], const float (&s)[N], float sign)
+__device__ inline void rotate(halves<N> &h, const float (&c)[N], const float (&s)[N], float sign)
 {
 #pragma unroll
     for (int j = 0; j < N; j++) {
@@ -79,7 +79,7 @@ template <int N> __device__ inline float dot(const halves<N> &a, const halves<N>
 /* h = h · scale · w, with a rounding to T before w if the model does that. w includes the
  * offset. */
 template <typename T, int N>
-__device__ inline void normalise(const heads &a, halves<N> &h, const halves<N> &w, float scale)
+__device__ inline void normalize(const heads &a, halves<N> &h, const halves<N> &w, float scale)
 {
 #pragma unroll
     for (int j = 0; j < N; j++) {
@@ -138,7 +138,7 @@ template <typename T, bool BACKWARD> __global__ void __launch_bounds__(THREADS) 
         float n = static_cast<float>(a.columns), scale = 1 / sqrtf(dot(h, h, lanes) / n + a.eps);
         if (BACKWARD) {
             open_halves<T, N>(dy[k][0], dy[k][1], g);
-            turn(g, c, s, -1);
+            rotate(g, c, s, -1);
 #pragma unroll
             for (int j = 0; j < N; j++) g.left[j] *= w.left[j], g.right[j] *= w.right[j];
             float pull = scale * (scale * (scale * (dot(g, h, lanes) / n)));
@@ -148,8 +148,8 @@ template <typename T, bool BACKWARD> __global__ void __launch_bounds__(THREADS) 
                 h.right[j] = fmaf(-h.right[j], pull, scale * g.right[j]);
             }
         } else {
-            normalise<T>(a, h, w, scale);
-            turn(h, c, s, 1);
+            normalize<T>(a, h, w, scale);
+            rotate(h, c, s, 1);
         }
         if (!inside || first + k >= a.count) continue;
         T *to = static_cast<T *>(a.to) + (token * a.count + first + k) * a.columns + i;
@@ -230,7 +230,7 @@ template <bool BACKWARD> nbl_status run(const nbl__call *call, const void *argum
     h.eps = a->eps;
     h.offset = a->offset;
     h.round_first = a->round == NBL_ROUND_BEFORE_WEIGHT;
-    if (!nbl__given(to) || h.tokens == 0) return NBL_OK;
+    if (!nbl__has_data(to) || h.tokens == 0) return NBL_OK;
     int64_t lanes = h.half / size, each = BACKWARD ? EACH_BACKWARD : EACH;
     const void *all[] = {h.x, h.dy, h.to, h.cosines, h.sines, h.w};
     bool fast = 2 * h.half == h.columns && h.half % size == 0 && lanes <= 32 && (lanes & (lanes - 1)) == 0;

@@ -1,7 +1,7 @@
 /* norm_rope.h - rmsnorm of each head and its rotation in one pass, without storing
  * the value between them.
  *
- *   y = rope(rmsnorm(x))      x [tokens, heads, dim], normalised by rows of dim; see rmsnorm.h and rope.h
+ *   y = rope(rmsnorm(x))      x [tokens, heads, dim], normalized by rows of dim; see rmsnorm.h and rope.h
  *
  * For devices, where both operators are bound by memory. w is frozen: backward
  * computes dx alone, from x and dy. Rounding: the norm's result is not rounded

@@ -12,7 +12,7 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__rmsn
     NBL_CHECK(ctx, a->x.rank >= 1, NBL_ERROR_SHAPE, "%s: x has no dimension", op);
     NBL_TRY(nbl__check_float(ctx, op, "w", &a->w));
     NBL_TRY(nbl__check_dims(ctx, op, "w", &a->w, 1, (int64_t[]){nbl__last(&a->x)}));
-    if (nbl__given(&a->residual)) {
+    if (nbl__has_data(&a->residual)) {
         NBL_TRY(nbl__check_dtype(ctx, op, "residual", &a->residual, a->dtype));
         NBL_TRY(nbl__check_dims(ctx, op, "residual", &a->residual, a->x.rank, a->x.shape));
     }
@@ -26,7 +26,7 @@ static nbl_status infer_forward(nbl_context *ctx, void *arguments)
     NBL_TRY(check_inputs(ctx, "rmsnorm", a));
     nbl__output_like(&a->y, &a->x, nbl__last(&a->x), a->dtype);
     nbl__output_none(&a->residual_out);
-    if (nbl__given(&a->residual)) nbl__output_like(&a->residual_out, &a->x, nbl__last(&a->x), a->dtype);
+    if (nbl__has_data(&a->residual)) nbl__output_like(&a->residual_out, &a->x, nbl__last(&a->x), a->dtype);
     return NBL_OK;
 }
 
@@ -37,7 +37,7 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
     NBL_TRY(check_inputs(ctx, op, a));
     NBL_TRY(nbl__check_dtype(ctx, op, "dy", &a->dy, a->dtype));
     NBL_TRY(nbl__check_dims(ctx, op, "dy", &a->dy, a->x.rank, a->x.shape));
-    if (nbl__given(&a->dresidual)) {
+    if (nbl__has_data(&a->dresidual)) {
         NBL_TRY(nbl__check_dtype(ctx, op, "dresidual", &a->dresidual, a->dtype));
         NBL_TRY(nbl__check_dims(ctx, op, "dresidual", &a->dresidual, a->x.rank, a->x.shape));
     }
@@ -49,10 +49,10 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 static const nbl__slot slots[] = {
     /* x is saved unless residual_out is: backward needs h, which is one of the two */
     {"x", NBL_ROLE_INPUT, NULL, offsetof(nbl__rmsnorm, x), true, "residual_out", NULL, NULL, 0},
-    NBL_KEPT(nbl__rmsnorm, w, "w", INPUT),
+    NBL_SLOT_SAVED(nbl__rmsnorm, w, "w", INPUT),
     NBL_SLOT(nbl__rmsnorm, residual, "residual", OPTIONAL, NULL),
     NBL_SLOT(nbl__rmsnorm, y, "y", OUTPUT, NULL),
-    NBL_KEPT(nbl__rmsnorm, residual_out, "residual_out", OUTPUT),
+    NBL_SLOT_SAVED(nbl__rmsnorm, residual_out, "residual_out", OUTPUT),
     NBL_SLOT(nbl__rmsnorm, dy, "dy", COTANGENT, "y"),
     NBL_SLOT(nbl__rmsnorm, dresidual, "dresidual", COTANGENT, "residual_out"),
     /* one gradient for both: dx is also that of residual */

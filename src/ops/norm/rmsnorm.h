@@ -31,7 +31,7 @@ enum { NBL_RMSNORM_FLOPS = 5 }; /* of forward, per element (nbl__cost) */
 static inline nbl__rmsnorm nbl__rmsnorm_from_sum(const nbl__rmsnorm *a)
 {
     nbl__rmsnorm sum = *a;
-    if (!nbl__given(&a->residual) || !nbl__given(&a->residual_out)) return sum;
+    if (!nbl__has_data(&a->residual) || !nbl__has_data(&a->residual_out)) return sum;
     sum.x = a->residual_out;
     memset(&sum.residual, 0, sizeof sum.residual);
     return sum;

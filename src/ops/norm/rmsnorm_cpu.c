@@ -43,18 +43,18 @@ static rms_row row_of(const nbl__rmsnorm *a, size_t bytes)
 }
 
 #define KERNELS "ops/norm/rmsnorm.inc"
-#include "ops/common/both_lanes.inc"
+#include "ops/common/x86_widths.inc"
 
 /* Cuts the scratch; base NULL: measures it. */
 static size_t layout(const nbl__rmsnorm *a, bool backward, uint8_t *base, norm_job *j)
 {
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     int64_t columns = nbl__last(&a->x);
     j->a = a;
-    NBL_CUT(&cut, j->w, columns);
+    NBL_BUMP_ALLOC(&bump, j->w, columns);
     j->partial = NULL;
-    if (backward) NBL_CUT(&cut, j->partial, nbl__block_count(nbl__tensor_rows(&a->x)) * columns);
-    return cut.used;
+    if (backward) NBL_BUMP_ALLOC(&bump, j->partial, nbl__block_count(nbl__tensor_rows(&a->x)) * columns);
+    return bump.used;
 }
 
 /* Converts w to f32 and adds the offset, once per call. */
@@ -82,7 +82,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments, nbl
     int64_t count = nbl__tensor_rows(&a->x), columns = nbl__last(&a->x);
     norm_job j;
     layout(a, true, call->scratch, &j);
-    if (!nbl__given(&a->dw)) j.partial = NULL;
+    if (!nbl__has_data(&a->dw)) j.partial = NULL;
     read_weight(call->ctx, &j);
     NBL_TRY(nbl__rows_run(call->ctx, count, nbl__block_rows(count), rows, &j));
     if (j.partial == NULL) return NBL_OK;

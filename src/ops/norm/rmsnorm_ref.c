@@ -8,7 +8,7 @@
 /* Element i of h. */
 static double sum_of(const nbl__rmsnorm *a, int64_t i)
 {
-    if (!nbl__given(&a->residual)) return nbl__ref_get(&a->x, i);
+    if (!nbl__has_data(&a->residual)) return nbl__ref_get(&a->x, i);
     return nbl__ref_round(a->x.dtype, nbl__ref_get(&a->x, i) + nbl__ref_get(&a->residual, i));
 }
 
@@ -38,7 +38,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
             if (a->round == NBL_ROUND_BEFORE_WEIGHT) n = nbl__ref_round(a->x.dtype, n);
             nbl__ref_set(&a->y, i, n * weight_at(a, k));
         }
-        if (!nbl__given(&a->residual)) continue;
+        if (!nbl__has_data(&a->residual)) continue;
         for (int64_t i = r * columns; i < (r + 1) * columns; i++)
             nbl__ref_set(&a->residual_out, i, sum_of(a, i));
     }
@@ -62,14 +62,15 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
             dot += nbl__ref_get(&a->dy, i) * weight_at(a, k) * n;
             dw[k] += nbl__ref_get(&a->dy, i) * n;
         }
-        for (int64_t k = 0; k < columns && nbl__given(&a->dx); k++) {
+        for (int64_t k = 0; k < columns && nbl__has_data(&a->dx); k++) {
             int64_t i = r * columns + k;
             double g = nbl__ref_get(&a->dy, i) * weight_at(a, k), n = sum_of(a, i) * scale;
-            double further = nbl__given(&a->dresidual) ? nbl__ref_get(&a->dresidual, i) : 0;
+            double further = nbl__has_data(&a->dresidual) ? nbl__ref_get(&a->dresidual, i) : 0;
             nbl__ref_set(&a->dx, i, scale * (g - n * dot / (double)columns) + further);
         }
     }
-    for (int64_t k = 0; k < columns && nbl__given(&a->dw); k++) nbl__ref_put(&a->dw, k, dw[k], a->accumulate);
+    for (int64_t k = 0; k < columns && nbl__has_data(&a->dw); k++)
+        nbl__ref_put(&a->dw, k, dw[k], a->accumulate);
     return NBL_OK;
 }
 

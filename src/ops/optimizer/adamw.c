@@ -26,7 +26,7 @@ static nbl_status check_one(nbl_context *ctx, const char *part, int64_t i, int64
     char name[48];
     if (count == 1) snprintf(name, sizeof name, "%s", part);
     else snprintf(name, sizeof name, "%s of tensor %" PRId64, part, i);
-    NBL_CHECK(ctx, nbl__given(t), NBL_ERROR_ARGUMENT, "adamw: no %s", name);
+    NBL_CHECK(ctx, nbl__has_data(t), NBL_ERROR_ARGUMENT, "adamw: no %s", name);
     if (dtype == NBL_DTYPE_COUNT) NBL_TRY(nbl__check_float(ctx, "adamw", name, t));
     else NBL_TRY(nbl__check_dtype(ctx, "adamw", name, t, dtype));
     return nbl__check_dims(ctx, "adamw", name, t, rank, shape);

@@ -8,7 +8,7 @@
  * The operations and their order are those of the CPU's kernels with fused multiply-adds: the same bits. */
 #include <float.h>
 
-#include "ops/optimizer/tensors.cuh"
+#include "ops/optimizer/tensor_spans.cuh"
 
 extern "C" {
 #include "ops/optimizer/adamw.h"

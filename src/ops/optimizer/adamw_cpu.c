@@ -4,7 +4,7 @@
  *   for each span (an item), for each PIECE:   8 bits: codes -> f32;  the step;  8 bits: f32 -> codes
  *
  * 32 bits: reads p, g, m, v and writes p, m, v: 28 bytes per element in f32. Limit: memory. 8
- * bits: moments are f32 for one PIECE only, in the first cache: 16 bytes per element. Limit: the
+ * bits: moments are f32 for one PIECE only, in the L1 cache: 16 bytes per element. Limit: the
  * search for codes.
  *
  * The result of an element depends on itself and, with 8 bits, on its block. Any number of threads
@@ -71,7 +71,7 @@ static void adamw_scalar(const constants *c, nbl_dtype p_dtype, uint8_t *p_at, n
 
 #if defined(__x86_64__)
 #define KERNELS "ops/optimizer/adamw_kernels.inc"
-#include "ops/common/both_lanes.inc"
+#include "ops/common/x86_widths.inc"
 #endif
 
 /* The step for n elements of a tensor from element i on, with their moments in m and v. */

@@ -1,5 +1,5 @@
 /* adamw_ref.c - adamw: the oracle. One element at a time, in f64; 8-bit moments are encoded a
- * block at a time. Never optimised. */
+ * block at a time. Never optimized. */
 #include <math.h>
 
 #include "ops/optimizer/adamw.h"

@@ -6,7 +6,7 @@
  *
  * The host does not wait for the norm. Bytes: one read; clipping reads and writes once more. Limit: memory bandwidth.
  * Scratch: 16 bytes per span. */
-#include "ops/optimizer/tensors.cuh"
+#include "ops/optimizer/tensor_spans.cuh"
 
 extern "C" {
 #include "ops/optimizer/grad_norm.h"
@@ -161,13 +161,13 @@ struct work {
 /* Scratch: the factor, then the parts of all spans. With base NULL it only returns the size. */
 size_t layout(const nbl__grad_norm *a, uint8_t *base, work *w)
 {
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     w->spans = 0;
     for (int64_t i = 0; i < a->count; i++)
         w->spans += ceil_div(nbl__tensor_elements(&a->gradients[i]), SPAN);
-    w->factor = static_cast<float *>(nbl__cut_bytes(&cut, sizeof(float)));
-    w->parts = static_cast<part *>(nbl__cut_bytes(&cut, static_cast<size_t>(w->spans) * sizeof(part)));
-    return cut.used;
+    w->factor = static_cast<float *>(nbl__bump_alloc(&bump, sizeof(float)));
+    w->parts = static_cast<part *>(nbl__bump_alloc(&bump, static_cast<size_t>(w->spans) * sizeof(part)));
+    return bump.used;
 }
 
 size_t scratch(const nbl_context *ctx, const void *arguments)

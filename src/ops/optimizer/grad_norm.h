@@ -29,15 +29,15 @@ typedef struct nbl__grad_norm {
     float *factor; /* optional; in the same memory as `norm`. NaN: a gradient is non-finite */
 } nbl__grad_norm;
 
-/* The results of nbl__grad_norm_later. */
+/* The results of nbl__grad_norm_enqueue. */
 typedef struct nbl__clipping {
     float norm, factor;
     int64_t non_finite;
 } nbl__clipping;
 /* Enqueues the norm without changing the gradients. `to` is in the memory of the
  * context's device (device/device_memory.h). */
-nbl_status nbl__grad_norm_later(nbl_context *ctx, const nbl_tensor *gradients, int64_t count, double max_norm,
-                                nbl__clipping *to);
+nbl_status nbl__grad_norm_enqueue(nbl_context *ctx, const nbl_tensor *gradients, int64_t count,
+                                  double max_norm, nbl__clipping *to);
 
 /* The clipping factor of a norm; 1 if clipping is off or the norm is non-finite. */
 static inline double nbl__clip_factor(double norm, double max_norm)

@@ -144,10 +144,10 @@ static nbl_status scale_span(void *argument, int64_t item, int worker)
 
 static size_t layout(const nbl__grad_norm *a, uint8_t *base, job *j)
 {
-    nbl__cut cut = {base, 0};
-    NBL_CUT(&cut, j->first, a->count + 1);
-    NBL_CUT(&cut, j->squares, nbl__tensor_spans(a->gradients, sizeof *a->gradients, a->count, NULL));
-    return cut.used;
+    nbl__bump bump = {base, 0};
+    NBL_BUMP_ALLOC(&bump, j->first, a->count + 1);
+    NBL_BUMP_ALLOC(&bump, j->squares, nbl__tensor_spans(a->gradients, sizeof *a->gradients, a->count, NULL));
+    return bump.used;
 }
 
 static size_t scratch(const nbl_context *ctx, const void *arguments)

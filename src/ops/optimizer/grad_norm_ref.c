@@ -1,5 +1,5 @@
 /* grad_norm_ref.c - grad_norm and clipping by their definition: the oracle. Scalar, f64 sums,
- * never optimised. */
+ * never optimized. */
 #include "ops/optimizer/grad_norm.h"
 #include "ops/ref.h"
 

@@ -60,15 +60,15 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__rope
     int64_t dim = nbl__rope_dim(&a->rope, nbl__last(&a->x)), tokens = 1;
     for (int i = 0; i < a->x.rank - 2; i++) tokens *= a->x.shape[i];
     NBL_TRY(check_dim(ctx, op, dim, nbl__last(&a->x)));
-    NBL_CHECK(ctx, nbl__given(&a->cos) == nbl__given(&a->sin), NBL_ERROR_ARGUMENT, "%s: %s without %s", op,
-              nbl__given(&a->cos) ? "cos" : "sin", nbl__given(&a->cos) ? "sin" : "cos");
-    if (nbl__given(&a->cos)) {
+    NBL_CHECK(ctx, nbl__has_data(&a->cos) == nbl__has_data(&a->sin), NBL_ERROR_ARGUMENT, "%s: %s without %s",
+              op, nbl__has_data(&a->cos) ? "cos" : "sin", nbl__has_data(&a->cos) ? "sin" : "cos");
+    if (nbl__has_data(&a->cos)) {
         NBL_TRY(nbl__check_dtype(ctx, op, "cos", &a->cos, NBL_DTYPE_F32));
         NBL_TRY(nbl__check_dtype(ctx, op, "sin", &a->sin, NBL_DTYPE_F32));
         NBL_TRY(nbl__check_matrix(ctx, op, "cos", &a->cos, tokens, dim / 2));
         return nbl__check_matrix(ctx, op, "sin", &a->sin, tokens, dim / 2);
     }
-    NBL_CHECK(ctx, nbl__given(&a->positions), NBL_ERROR_ARGUMENT, "%s: neither positions nor cos and sin",
+    NBL_CHECK(ctx, nbl__has_data(&a->positions), NBL_ERROR_ARGUMENT, "%s: neither positions nor cos and sin",
               op);
     NBL_TRY(nbl__rope_check(ctx, op, &a->rope));
     NBL_TRY(nbl__check_dtype(ctx, op, "positions", &a->positions, NBL_DTYPE_I32));
@@ -99,9 +99,9 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 
 static const nbl__slot slots[] = {
     NBL_SLOT_ROWS(nbl__rope_apply, x, "x", INPUT, NULL, 3),
-    NBL_KEPT(nbl__rope_apply, positions, "positions", OPTIONAL),
-    NBL_KEPT(nbl__rope_apply, cos, "cos", OPTIONAL),
-    NBL_KEPT(nbl__rope_apply, sin, "sin", OPTIONAL),
+    NBL_SLOT_SAVED(nbl__rope_apply, positions, "positions", OPTIONAL),
+    NBL_SLOT_SAVED(nbl__rope_apply, cos, "cos", OPTIONAL),
+    NBL_SLOT_SAVED(nbl__rope_apply, sin, "sin", OPTIONAL),
     NBL_SLOT_ROWS(nbl__rope_apply, y, "y", OUTPUT, NULL, 3),
     NBL_SLOT_ROWS(nbl__rope_apply, dy, "dy", COTANGENT, "y", 3),
     NBL_SLOT_ROWS(nbl__rope_apply, dx, "dx", GRADIENT, "x", 3),

@@ -80,7 +80,7 @@ const char *can_table(const nbl_context *ctx, const void *arguments)
 /* ---- rope ---- */
 
 /* One rotation: heads x columns per token, of which the first 2 · half columns rotate. */
-struct turn {
+struct rope_args {
     const void *from;
     void *to;
     const float *cosines, *sines; /* [tokens, half]; NULL: computed from positions */
@@ -90,12 +90,12 @@ struct turn {
 };
 
 /* The same for tokens in wider rows. Strides are elements from one token to the next. */
-struct turn_rows : turn {
+struct rope_rows_args : rope_args {
     int64_t from_stride, to_stride;
 };
 
 /* Fills cosines and sines of this block's token in shared memory. Ends with __syncthreads. */
-__device__ inline void fill_angles(const turn &a, const frequencies *f, float *cosines, float *sines)
+__device__ inline void fill_angles(const rope_args &a, const frequencies *f, float *cosines, float *sines)
 {
     int64_t token = blockIdx.x;
     for (int i = threadIdx.x; i < a.half; i += blockDim.x) {
@@ -113,7 +113,7 @@ __device__ inline void fill_angles(const turn &a, const frequencies *f, float *c
  * threads: `lanes` items per head rotate both halves, `extra` items copy the columns past them. A
  * thread loads both halves before it stores, so y may be x. */
 template <typename T, int N>
-__device__ void rotate_heads(const turn &a, int64_t from_at, int64_t to_at, const float *cosines,
+__device__ void rotate_heads(const rope_args &a, int64_t from_at, int64_t to_at, const float *cosines,
                              const float *sines)
 {
     int lanes = a.half / N, extra = (a.columns - 2 * a.half) / N, work = lanes + extra;
@@ -145,14 +145,14 @@ __device__ void rotate_heads(const turn &a, int64_t from_at, int64_t to_at, cons
 }
 
 template <typename T, int N>
-__device__ void rotate_token(const turn &a, const float *cosines, const float *sines)
+__device__ void rotate_token(const rope_args &a, const float *cosines, const float *sines)
 {
     int64_t first = static_cast<int64_t>(blockIdx.x) * a.heads * a.columns;
     rotate_heads<T, N>(a, first, first, cosines, sines);
 }
 
 template <typename T, int N>
-__device__ void rotate_row(const turn_rows &a, const float *cosines, const float *sines)
+__device__ void rotate_row(const rope_rows_args &a, const float *cosines, const float *sines)
 {
     int64_t token = blockIdx.x;
     rotate_heads<T, N>(a, token * a.from_stride, token * a.to_stride, cosines, sines);
@@ -160,43 +160,43 @@ __device__ void rotate_row(const turn_rows &a, const float *cosines, const float
 
 /* The four kernels: angles from the table or from positions, dense tokens or wider rows. A block
  * per token, up to 256 threads. Shared memory: half cosines, then half sines. */
-template <typename T, int N> __global__ void __launch_bounds__(THREADS) rotate_by_table(turn a)
+template <typename T, int N> __global__ void __launch_bounds__(THREADS) rotate_by_table(rope_args a)
 {
-    extern __shared__ __align__(16) float turns[];
-    fill_angles(a, nullptr, turns, turns + a.half);
-    rotate_token<T, N>(a, turns, turns + a.half);
+    extern __shared__ __align__(16) float cos_sin[];
+    fill_angles(a, nullptr, cos_sin, cos_sin + a.half);
+    rotate_token<T, N>(a, cos_sin, cos_sin + a.half);
 }
 
 template <typename T, int N>
-__global__ void __launch_bounds__(THREADS) rotate_by_position(turn a, const __grid_constant__ frequencies f)
+__global__ void __launch_bounds__(THREADS) rotate_by_position(rope_args a, const __grid_constant__ frequencies f)
 {
-    extern __shared__ __align__(16) float turns[];
-    fill_angles(a, &f, turns, turns + a.half);
-    rotate_token<T, N>(a, turns, turns + a.half);
+    extern __shared__ __align__(16) float cos_sin[];
+    fill_angles(a, &f, cos_sin, cos_sin + a.half);
+    rotate_token<T, N>(a, cos_sin, cos_sin + a.half);
 }
 
-template <typename T, int N> __global__ void __launch_bounds__(THREADS) rotate_rows_by_table(turn_rows a)
+template <typename T, int N> __global__ void __launch_bounds__(THREADS) rotate_rows_by_table(rope_rows_args a)
 {
-    extern __shared__ __align__(16) float turns[];
-    fill_angles(a, nullptr, turns, turns + a.half);
-    rotate_row<T, N>(a, turns, turns + a.half);
+    extern __shared__ __align__(16) float cos_sin[];
+    fill_angles(a, nullptr, cos_sin, cos_sin + a.half);
+    rotate_row<T, N>(a, cos_sin, cos_sin + a.half);
 }
 
 template <typename T, int N>
 __global__ void __launch_bounds__(THREADS)
-    rotate_rows_by_position(turn_rows a, const __grid_constant__ frequencies f)
+    rotate_rows_by_position(rope_rows_args a, const __grid_constant__ frequencies f)
 {
-    extern __shared__ __align__(16) float turns[];
-    fill_angles(a, &f, turns, turns + a.half);
-    rotate_row<T, N>(a, turns, turns + a.half);
+    extern __shared__ __align__(16) float cos_sin[];
+    fill_angles(a, &f, cos_sin, cos_sin + a.half);
+    rotate_row<T, N>(a, cos_sin, cos_sin + a.half);
 }
 
 /* strided: the rows of `from` or `to` are wider than a token. */
 template <typename T, int N>
-void launch(const nbl__call *call, const turn_rows &rows, bool strided, const nbl__rope *rope,
+void launch(const nbl__call *call, const rope_rows_args &rows, bool strided, const nbl__rope *rope,
             unsigned tokens)
 {
-    const turn &a = rows;
+    const rope_args &a = rows;
     int64_t work = static_cast<int64_t>(a.heads) * (a.columns - a.half) / N;
     int64_t threads = work >= THREADS ? int64_t{THREADS} : ceil_div(work, 32) * 32;
     size_t shared = 2 * static_cast<size_t>(a.half) * sizeof(float);
@@ -218,8 +218,8 @@ nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_ten
 {
     int64_t columns = nbl__last(&a->x), half = nbl__rope_dim(&a->rope, columns) / 2;
     int64_t heads = a->x.shape[a->x.rank - 2], count = a->dtype == NBL_DTYPE_F32 ? 4 : 8;
-    turn_rows t = {};
-    static_cast<turn &>(t) = {from->data,
+    rope_rows_args t = {};
+    static_cast<rope_args &>(t) = {from->data,
                               to->data,
                               static_cast<const float *>(a->cos.data),
                               static_cast<const float *>(a->sin.data),
@@ -231,7 +231,7 @@ nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_ten
     t.from_stride = nbl__token_stride(from);
     t.to_stride = nbl__token_stride(to);
     bool strided = nbl__is_strided(from) || nbl__is_strided(to);
-    if (!nbl__given(to) || heads == 0) return NBL_OK;
+    if (!nbl__has_data(to) || heads == 0) return NBL_OK;
     unsigned tokens = static_cast<unsigned>(nbl__tensor_rows(&a->x) / heads);
     if (tokens == 0) return NBL_OK;
     bool fast = half % count == 0 && columns % count == 0 && t.from_stride % count == 0 &&
@@ -249,7 +249,7 @@ const char *can_rotate(const nbl_context *ctx, const void *arguments)
     int64_t half = nbl__rope_dim(&a->rope, nbl__last(&a->x)) / 2;
     if (a->x.shape[a->x.rank - 2] * nbl__last(&a->x) > INT32_MAX)
         return "a token has more than 2^31 elements";
-    return half > (nbl__given(&a->cos) ? MAX_HALF : MAX_FREQUENCIES) ? "rotary_dim is too large" : nullptr;
+    return half > (nbl__has_data(&a->cos) ? MAX_HALF : MAX_FREQUENCIES) ? "rotary_dim is too large" : nullptr;
 }
 
 nbl_status run_forward(const nbl__call *call, const void *arguments)

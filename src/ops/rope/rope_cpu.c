@@ -71,7 +71,7 @@ NBL_TARGET_AVX512 static inline __m512 reduce_avx512(double position, __m512 fre
 }
 
 #define KERNELS "ops/rope/rope.inc"
-#include "ops/common/both_lanes.inc"
+#include "ops/common/x86_widths.inc"
 
 typedef struct kernels {
     nbl__rows_fn table, rotate;
@@ -115,13 +115,13 @@ typedef struct rope_scratch {
  * cut. */
 static size_t layout(const nbl__rope_apply *a, uint8_t *base, rope_scratch *s)
 {
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     int64_t half = nbl__rope_dim(&a->rope, nbl__last(&a->x)) / 2;
-    int64_t tokens = nbl__given(&a->cos) ? 0 : nbl__tensor_elements(&a->positions);
-    NBL_CUT(&cut, s->frequencies, half);
-    NBL_CUT(&cut, s->cos, tokens * half);
-    NBL_CUT(&cut, s->sin, tokens * half);
-    return cut.used;
+    int64_t tokens = nbl__has_data(&a->cos) ? 0 : nbl__tensor_elements(&a->positions);
+    NBL_BUMP_ALLOC(&bump, s->frequencies, half);
+    NBL_BUMP_ALLOC(&bump, s->cos, tokens * half);
+    NBL_BUMP_ALLOC(&bump, s->sin, tokens * half);
+    return bump.used;
 }
 
 static size_t apply_scratch(const nbl_context *ctx, const void *arguments)
@@ -151,7 +151,7 @@ static nbl_status apply(const nbl__call *call, const nbl__rope_apply *a, const n
                     .to = to->data};
     int64_t tokens = 1;
     for (int i = 0; i < a->x.rank - 2; i++) tokens *= a->x.shape[i];
-    if (!nbl__given(&a->cos)) {
+    if (!nbl__has_data(&a->cos)) {
         NBL_TRY(
             make_table(call->ctx, &a->rope, j.half, &a->positions, s.frequencies, s.cos, s.sin, k->table));
         j.cos = s.cos;
@@ -169,7 +169,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments, cons
 static nbl_status run_backward(const nbl__call *call, const void *arguments, const kernels *k)
 {
     const nbl__rope_apply *a = arguments;
-    return nbl__given(&a->dx) ? apply(call, a, &a->dy, &a->dx, -1, k) : NBL_OK;
+    return nbl__has_data(&a->dx) ? apply(call, a, &a->dy, &a->dx, -1, k) : NBL_OK;
 }
 
 /* Defines a row of dispatch for one operator and instruction set. */

@@ -34,7 +34,7 @@ static nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const 
 {
     int64_t columns = nbl__last(&a->x), half = nbl__rope_dim(&a->rope, columns) / 2;
     int64_t heads = a->x.shape[a->x.rank - 2], rows = nbl__tensor_rows(&a->x);
-    bool table = nbl__given(&a->cos);
+    bool table = nbl__has_data(&a->cos);
     float *frequencies = (float *)(void *)call->scratch, scaling = 1;
     if (!table) nbl__rope_frequencies(&a->rope, 2 * half, frequencies, &scaling);
     for (int64_t r = 0; r < rows; r++) {
@@ -74,7 +74,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__rope_apply *a = arguments;
-    return nbl__given(&a->dx) ? rotate(call, a, &a->dy, &a->dx, -1) : NBL_OK;
+    return nbl__has_data(&a->dx) ? rotate(call, a, &a->dy, &a->dx, -1) : NBL_OK;
 }
 
 const nbl__impl nbl__rope_table_ref = {"rope_table_ref", NBL_ISA_SCALAR, NULL, table_scratch, run_table};

@@ -167,7 +167,7 @@ static void scale_llama3(const nbl__rope *r, int64_t half, float *frequencies)
 
 /* YaRN: the dimension that makes `rotations` full rotations over the original context length. It is
  * real; scale_yarn rounds it. */
-static double turning_dim(const nbl__rope *r, int64_t dim, double rotations)
+static double rotation_dim(const nbl__rope *r, int64_t dim, double rotations)
 {
     return (double)dim * log(original_length(r) / (rotations * 2 * M_PI)) / (2 * log((double)theta_of(r)));
 }
@@ -177,8 +177,8 @@ static double turning_dim(const nbl__rope *r, int64_t dim, double rotations)
  * the dimensions lies between. `frequencies` holds theta^(2i/dim) on entry. */
 static void scale_yarn(const nbl__rope *r, int64_t dim, float *frequencies)
 {
-    double low = turning_dim(r, dim, r->beta_fast != 0 ? r->beta_fast : 32);
-    double high = turning_dim(r, dim, r->beta_slow != 0 ? r->beta_slow : 1);
+    double low = rotation_dim(r, dim, r->beta_fast != 0 ? r->beta_fast : 32);
+    double high = rotation_dim(r, dim, r->beta_slow != 0 ? r->beta_slow : 1);
     if (!r->keep_fractions) {
         low = floor(low);
         high = ceil(high);

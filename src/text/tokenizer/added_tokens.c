@@ -2,7 +2,7 @@
  *
  * The search has two passes:
  *   1. Tokens with normalized = false are searched in the raw text.
- *   2. The spans between these matches are normalised. Tokens with normalized = true are searched in
+ *   2. The spans between these matches are normalized. Tokens with normalized = true are searched in
  *      the result.
  * In both passes the leftmost match wins, and among matches at the same position the longest. A
  * match that single_word rejects still consumes its text: the search goes on behind it, as upstream
@@ -33,7 +33,7 @@ void nbl__added_close(nbl__added_tokens *a)
 
 /* Adds a token. A text that the model's vocabulary has takes its id; others get ids behind the
  * vocabulary. */
-void nbl__added_add(nbl__added_tokens *a, const nbl__model *model, const nbl__added_token *token,
+void nbl__added_add(nbl__added_tokens *a, const nbl__vocab_model *model, const nbl__added_token *token,
                     int32_t *next_id)
 {
     const char *text = token->content.text;
@@ -72,7 +72,7 @@ nbl_status nbl__added_finish(nbl__added_tokens *a, const char *where)
         const nbl__added_token *token = &a->tokens[i];
         int which = token->normalized;
         nbl__slice form = which && token->normal.text ? token->normal : token->content;
-        /* Two tokens can have the same normalised form. Upstream finds one of the two by chance,
+        /* Two tokens can have the same normalized form. Upstream finds one of the two by chance,
          * nibble finds the first. */
         if (form.size == 0 || exactly(&a->tries[which], &form) >= 0) continue;
         NBL_TRY(nbl__trie_add(&a->tries[which], where, form.text, form.size, (int32_t)i));

@@ -10,10 +10,10 @@
 
 typedef struct nbl__added_token {
     nbl__slice content; /* the token's text; borrowed */
-    nbl__slice normal;  /* the normalised content if it differs from content; text NULL: it does not */
+    nbl__slice normal;  /* the normalized content if it differs from content; text NULL: it does not */
     int32_t id;
     /* single_word: counts only where no word character touches it. left_strip, right_strip: takes
-     * the white space on that side. normalized: searched in the normalised text; false: in the raw
+     * the white space on that side. normalized: searched in the normalized text; false: in the raw
      * text. */
     bool single_word, left_strip, right_strip, normalized;
     bool special; /* this entry, or an earlier entry of the same content, is special */
@@ -35,7 +35,7 @@ void nbl__added_close(nbl__added_tokens *added);
  * Otherwise the id is the one that the model's vocabulary has for the content. If the vocabulary
  * lacks the content, the id is *next_id, which is then incremented. token->id is ignored. Slices
  * are borrowed. */
-void nbl__added_add(nbl__added_tokens *added, const nbl__model *model, const nbl__added_token *token,
+void nbl__added_add(nbl__added_tokens *added, const nbl__vocab_model *model, const nbl__added_token *token,
                     int32_t *next_id);
 /* Builds the tries. Call it once, after the last nbl__added_add. Messages begin with `where`. Fails
  * for a token longer than NBL_TRIE_LONGEST. */

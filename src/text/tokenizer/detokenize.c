@@ -6,7 +6,7 @@
 #include "text/tokenizer/tokenizer.h"
 
 /* Sets *text to the text of an id as the detokenizer sees it. Returns false for an unknown id. An
- * added token with normalized = true has its normalised form here, as upstream. */
+ * added token with normalized = true has its normalized form here, as upstream. */
 static bool token_text(const nbl_tokenizer *t, int32_t id, nbl__slice *text)
 {
     const nbl__added_token *added = nbl__added_get(&t->added, id);
@@ -21,7 +21,7 @@ static bool token_text(const nbl_tokenizer *t, int32_t id, nbl__slice *text)
 
 /* Detokenizes `count` ids. *text lies in the worker's memory and is valid until the next call.
  * Unknown ids are skipped, as upstream does. */
-static nbl_status decode(const nbl_tokenizer *t, nbl__worker *w, const int32_t *ids, int64_t count,
+static nbl_status decode(const nbl_tokenizer *t, nbl__tokenizer_worker *w, const int32_t *ids, int64_t count,
                          bool skip_special, nbl__slice *text)
 {
     nbl__detokenize_scratch *s = &w->decode;

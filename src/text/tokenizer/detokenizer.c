@@ -173,7 +173,7 @@ static nbl_status byte_fallback(nbl__detokenize_scratch *s)
 
 /* Metaspace: the replacement character becomes a space. In the first token it is removed, because
  * the pre-tokenizer put it there, except with prepend_scheme "never". */
-static nbl_status metaspace(const nbl__decoder *step, nbl__detokenize_scratch *s, size_t index,
+static nbl_status metaspace(const nbl__detokenizer_step *step, nbl__detokenize_scratch *s, size_t index,
                             const char *text, size_t size)
 {
     for (size_t at = 0; at < size;) {
@@ -187,8 +187,8 @@ static nbl_status metaspace(const nbl__decoder *step, nbl__detokenize_scratch *s
 }
 
 /* Replace: the matches of a pattern become `content`. */
-static nbl_status replace_matches(const nbl__decoder *step, nbl__detokenize_scratch *s, const char *text,
-                                  size_t size)
+static nbl_status replace_matches(const nbl__detokenizer_step *step, nbl__detokenize_scratch *s,
+                                  const char *text, size_t size)
 {
     nbl__search search;
     size_t begin, end, last = 0;
@@ -206,7 +206,8 @@ static nbl_status replace_matches(const nbl__decoder *step, nbl__detokenize_scra
 }
 
 /* Strip: removes up to `start` and `stop` of one character at the ends. */
-static nbl_status strip(const nbl__decoder *step, nbl__detokenize_scratch *s, const char *text, size_t size)
+static nbl_status strip(const nbl__detokenizer_step *step, nbl__detokenize_scratch *s, const char *text,
+                        size_t size)
 {
     size_t begin = 0, end = size;
     uint32_t c;
@@ -269,7 +270,7 @@ static nbl_status clean_up(nbl__detokenize_scratch *s, size_t from)
 
 /* WordPiece: a token that begins with the prefix ("##") continues the word before it, any other
  * token gets a space in front. The first token gets neither change. */
-static nbl_status wordpiece(const nbl__decoder *step, nbl__detokenize_scratch *s, size_t index,
+static nbl_status wordpiece(const nbl__detokenizer_step *step, nbl__detokenize_scratch *s, size_t index,
                             const char *text, size_t size)
 {
     size_t from = out(s)->size;
@@ -286,7 +287,8 @@ static nbl_status wordpiece(const nbl__decoder *step, nbl__detokenize_scratch *s
 
 /* CTC: removes the pad token; with cleanup the word delimiter becomes a space. run_token drops
  * repetitions and tokens that become empty. */
-static nbl_status ctc(const nbl__decoder *step, nbl__detokenize_scratch *s, const char *text, size_t size)
+static nbl_status ctc(const nbl__detokenizer_step *step, nbl__detokenize_scratch *s, const char *text,
+                      size_t size)
 {
     size_t from = out(s)->size;
     NBL_TRY(put(s, text, size));
@@ -297,8 +299,8 @@ static nbl_status ctc(const nbl__decoder *step, nbl__detokenize_scratch *s, cons
 }
 
 /* BPEDecoder: the end-of-word suffix becomes a space, and nothing in the last token. */
-static nbl_status bpe(const nbl__decoder *step, nbl__detokenize_scratch *s, bool last, const char *text,
-                      size_t size)
+static nbl_status bpe(const nbl__detokenizer_step *step, nbl__detokenize_scratch *s, bool last,
+                      const char *text, size_t size)
 {
     size_t from = out(s)->size;
     NBL_TRY(put(s, text, size));
@@ -306,7 +308,7 @@ static nbl_status bpe(const nbl__decoder *step, nbl__detokenize_scratch *s, bool
 }
 
 /* Runs a step that looks at one token at a time on token `index`. */
-static nbl_status run_token(const nbl__decoder *step, nbl__detokenize_scratch *s, size_t index)
+static nbl_status run_token(const nbl__detokenizer_step *step, nbl__detokenize_scratch *s, size_t index)
 {
     const nbl__pieces *tokens = &s->tokens[s->now];
     const nbl__piece *token = &tokens->items[index];
@@ -330,7 +332,7 @@ static nbl_status run_token(const nbl__decoder *step, nbl__detokenize_scratch *s
     return end_token(s, begin);
 }
 
-nbl_status nbl__detokenize_steps(const nbl__decoder *steps, int count, nbl__detokenize_scratch *s)
+nbl_status nbl__detokenize_steps(const nbl__detokenizer_step *steps, int count, nbl__detokenize_scratch *s)
 {
     for (int i = 0; i < count; i++) {
         out(s)->size = 0;

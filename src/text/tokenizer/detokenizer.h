@@ -21,7 +21,7 @@ typedef enum nbl__detokenizer_kind {
 } nbl__detokenizer_kind;
 
 /* One step. Each field names the kinds that use it. */
-typedef struct nbl__decoder {
+typedef struct nbl__detokenizer_step {
     nbl__detokenizer_kind kind;
     uint32_t character;   /* metaspace: becomes a space. strip: is removed */
     bool never_prepended; /* metaspace: prepend_scheme "never", a leading space is kept */
@@ -31,7 +31,7 @@ typedef struct nbl__decoder {
     nbl__slice prefix;    /* wordpiece: prefix; ctc: pad token; bpe: end-of-word suffix */
     nbl__slice delimiter; /* ctc: becomes a space */
     bool cleanup;         /* wordpiece, ctc: remove spaces before punctuation */
-} nbl__decoder;
+} nbl__detokenizer_step;
 
 /* The current list of tokens and the next one. The texts are one after the other in text[now];
  * tokens[now] has their offsets and sizes. A step reads [now] and writes [!now]. */
@@ -45,6 +45,7 @@ typedef struct nbl__detokenize_scratch {
 void nbl__detokenize_scratch_free(nbl__detokenize_scratch *scratch);
 
 /* Runs all steps on the list in text[now] and tokens[now]. The result is in [now] afterwards. */
-nbl_status nbl__detokenize_steps(const nbl__decoder *steps, int count, nbl__detokenize_scratch *scratch);
+nbl_status nbl__detokenize_steps(const nbl__detokenizer_step *steps, int count,
+                                 nbl__detokenize_scratch *scratch);
 
 #endif

@@ -47,19 +47,19 @@ nbl_status nbl__tokenizer_keep(nbl_tokenizer *t, nbl__regex *regex)
 }
 
 /* Gives the parts of a zeroed worker their context. All of them share its one matcher. */
-static void open_worker(nbl_context *ctx, nbl__worker *w)
+static void open_worker(nbl_context *ctx, nbl__tokenizer_worker *w)
 {
     w->matcher.ctx = w->normalizer.ctx = w->pre.ctx = w->decode.ctx = w->model.ctx = ctx;
     w->normalizer.matcher = w->pre.matcher = w->decode.matcher = &w->matcher;
 }
 
-static void close_worker(nbl_context *ctx, nbl__worker *w)
+static void close_worker(nbl_context *ctx, nbl__tokenizer_worker *w)
 {
     nbl__matcher_free(&w->matcher);
     nbl__normalizer_scratch_free(&w->normalizer);
     nbl__pre_scratch_free(&w->pre);
     nbl__detokenize_scratch_free(&w->decode);
-    nbl__model_scratch_free(&w->model);
+    nbl__vocab_scratch_free(&w->model);
     nbl__pieces_free(ctx, &w->found);
     nbl__ids_free(ctx, &w->ids);
 }
@@ -159,16 +159,17 @@ void nbl_tokenizer_close(nbl_tokenizer *t)
     for (int i = 0; i < t->regex_count; i++) nbl__regex_free(ctx, t->regexes[i]);
     nbl__free(ctx, t->regexes, (size_t)t->regex_room * sizeof *t->regexes);
     nbl__added_close(&t->added);
-    nbl__model_close(&t->model);
+    nbl__vocab_model_close(&t->model);
     nbl__arena_free(&t->arena);
     nbl__free(ctx, t, sizeof *t);
 }
 
 /* ---- one text ---- */
 
-/* Normalises one span between added tokens. Then cuts it along the added tokens that are searched
- * in normalised text. The result is appended to w->pre.text[0] and w->pre.pieces[0]. */
-static nbl_status add_span(const nbl_tokenizer *t, nbl__worker *w, const char *text, const nbl__piece *piece)
+/* Normalizes one span between added tokens. Then cuts it along the added tokens that are searched
+ * in normalized text. The result is appended to w->pre.text[0] and w->pre.pieces[0]. */
+static nbl_status add_span(const nbl_tokenizer *t, nbl__tokenizer_worker *w, const char *text,
+                           const nbl__piece *piece)
 {
     nbl__normal normal = {text + piece->begin, piece->size, piece->origin};
     nbl__pieces *pieces = &w->pre.pieces[0];
@@ -184,7 +185,7 @@ static nbl_status add_span(const nbl_tokenizer *t, nbl__worker *w, const char *t
 
 /* Cuts a text into pieces for the model: added tokens, normalizer, pre-tokenizer. The pieces are in
  * w->pre.pieces[w->pre.now]. */
-static nbl_status cut_text(const nbl_tokenizer *t, nbl__worker *w, const char *text, size_t size)
+static nbl_status cut_text(const nbl_tokenizer *t, nbl__tokenizer_worker *w, const char *text, size_t size)
 {
     size_t origin = size ? (size_t)nbl__char_length(text) : 0;
     w->found.count = 0;
@@ -201,7 +202,8 @@ static nbl_status cut_text(const nbl_tokenizer *t, nbl__worker *w, const char *t
 }
 
 /* Encodes one text without frame and truncation. The ids are in w->ids. */
-nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *t, nbl__worker *w, const char *text, size_t size)
+nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *t, nbl__tokenizer_worker *w, const char *text,
+                                 size_t size)
 {
     NBL_TRY(nbl__bytes_reserve(t->ctx, &w->pre.text[0], size + 1));
     NBL_TRY(cut_text(t, w, text, size));
@@ -212,7 +214,7 @@ nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *t, nbl__worker *w, const c
         const nbl__piece *piece = &pieces->items[i];
         if (i % 4096 == 4095) NBL_TRY(nbl__progress_poll_here(t->ctx, "tokenizing"));
         if (piece->id >= 0) NBL_TRY(nbl__ids_add(t->ctx, &w->ids, piece->id));
-        else NBL_TRY(nbl__model_run(&t->model, &w->model, base + piece->begin, piece->size, &w->ids));
+        else NBL_TRY(nbl__vocab_model_run(&t->model, &w->model, base + piece->begin, piece->size, &w->ids));
     }
     return NBL_OK;
 }
@@ -221,7 +223,7 @@ nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *t, nbl__worker *w, const c
 
 /* Cuts w->ids to the length of the part "truncation", less the special tokens that the frame
  * adds. */
-static nbl_status truncate(const nbl_tokenizer *t, nbl__worker *w, bool special)
+static nbl_status truncate(const nbl_tokenizer *t, nbl__tokenizer_worker *w, bool special)
 {
     const nbl__truncation *cut = &t->truncation;
     if (!cut->on || !t->limits) return NBL_OK;
@@ -249,7 +251,7 @@ static uint64_t padded_length(const nbl__padding *pad, uint64_t longest)
 
 /* Encodes one text into *list: checks UTF-8, encodes, truncates, and copies the ids into the
  * frame. */
-static nbl_status make_list(const nbl_tokenizer *t, nbl__worker *w, const char *text, size_t size,
+static nbl_status make_list(const nbl_tokenizer *t, nbl__tokenizer_worker *w, const char *text, size_t size,
                             bool special, nbl_ids *list)
 {
     size_t good = nbl__utf8_check(text, size);
@@ -300,7 +302,7 @@ static nbl_status pad_all(const nbl_tokenizer *t, int64_t count, nbl_ids *lists)
 
 /* ---- the public interface ---- */
 
-void nbl_tokenizer_set_limits(nbl_tokenizer *t, bool on)
+void nbl_tokenizer_set_truncation_and_padding(nbl_tokenizer *t, bool on)
 {
     t->limits = on;
 }

@@ -8,7 +8,7 @@
  * such sequences, so every part is an array of steps in memory.
  *
  * Threads: everything that the files define is constant after opening. All memory that changes
- * while text is encoded or detokenized is in an nbl__worker, and each thread of the context has its
+ * while text is encoded or detokenized is in an nbl__tokenizer_worker, and each thread of the context has its
  * own. */
 #ifndef NBL_TOKENIZER_H
 #define NBL_TOKENIZER_H
@@ -49,13 +49,13 @@ typedef struct nbl__frame {
 struct nbl_tokenizer {
     nbl_context *ctx;
     nbl__arena arena; /* owns the texts of tokens and the arrays of steps */
-    nbl__model model;
+    nbl__vocab_model model;
     nbl__added_tokens added;
     nbl__normalizer *normalizers;
     int normalizer_count;
     nbl__pre_tokenizer *pre_tokenizers;
     int pre_tokenizer_count;
-    nbl__decoder *detokenizers;
+    nbl__detokenizer_step *detokenizers;
     int detokenizer_count;
     bool has_detokenizer; /* false: token texts are joined with one space, as upstream does */
     nbl__regex **regexes; /* owns the patterns that steps point to */
@@ -64,22 +64,23 @@ struct nbl_tokenizer {
     uint64_t frame_tokens;    /* tokens that the post-processor adds, as upstream counts them */
     nbl__truncation truncation;
     nbl__padding padding;
-    bool limits;                 /* truncation and padding are applied (nbl_tokenizer_set_limits) */
-    int32_t bos, eos;            /* ids from a GGUF file; -1: none */
-    struct nbl__worker *workers; /* one per thread of the context, indexed by thread number */
+    /* truncation and padding are applied (nbl_tokenizer_set_truncation_and_padding) */
+    bool limits;
+    int32_t bos, eos;                      /* ids from a GGUF file; -1: none */
+    struct nbl__tokenizer_worker *workers; /* one per thread of the context, indexed by thread number */
     int worker_count;
 };
 
 /* Memory of one thread. It is kept from text to text, and freed when the tokenizer closes. */
-typedef struct nbl__worker {
+typedef struct nbl__tokenizer_worker {
     nbl__matcher matcher;
     nbl__normalizer_scratch normalizer;
     nbl__pre_scratch pre;
     nbl__detokenize_scratch decode;
-    nbl__model_scratch model;
+    nbl__vocab_scratch model;
     nbl__pieces found; /* the raw text, cut along added tokens that are not normalized */
     nbl__ids ids;      /* result of nbl__tokenizer_pieces */
-} nbl__worker;
+} nbl__tokenizer_worker;
 
 /* Makes the tokenizer the owner of `regex`, which is freed when the tokenizer closes. On an error
  * `regex` is freed at once. */
@@ -87,18 +88,18 @@ nbl_status nbl__tokenizer_keep(nbl_tokenizer *tokenizer, nbl__regex *regex);
 
 /* Encodes `text`, which must be valid UTF-8, into worker->ids. Previous ids are discarded.
  * Truncation, frame and padding are not applied. */
-nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *tokenizer, nbl__worker *worker, const char *text,
-                                 size_t size);
+nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *tokenizer, nbl__tokenizer_worker *worker,
+                                 const char *text, size_t size);
 
 /* ---- reading tokenizer.json; tokenizer_json.c and tokenizer_json_*.c ---- */
 
 /* What every reading function needs. */
-typedef struct nbl__reader {
+typedef struct nbl__tokenizer_reader {
     nbl_tokenizer *tokenizer; /* filled part by part */
     nbl_context *ctx;
     nbl__arena *arena; /* the tokenizer's arena */
     const char *where; /* path of the file; messages begin with it */
-} nbl__reader;
+} nbl__tokenizer_reader;
 
 /* Fills an empty tokenizer from the text of a tokenizer.json. Errors: NBL_ERROR_FORMAT for a
  * malformed file, NBL_ERROR_UNSUPPORTED for a valid file with a step that nibble lacks. The
@@ -109,44 +110,44 @@ nbl_status nbl__tokenizer_read_json(nbl_tokenizer *tokenizer, const char *where,
 nbl_status nbl__tokenizer_read_gguf(nbl_tokenizer *tokenizer, const char *path);
 
 /* One function per part of tokenizer.json. `value` is the part, or NULL if the file has none. */
-nbl_status nbl__read_model(nbl__reader *reader, const nbl__json *value);
-nbl_status nbl__read_normalizer(nbl__reader *reader, const nbl__json *value);
-nbl_status nbl__read_pre_tokenizer(nbl__reader *reader, const nbl__json *value);
-nbl_status nbl__read_detokenizer(nbl__reader *reader, const nbl__json *value);
-nbl_status nbl__read_post_processor(nbl__reader *reader, const nbl__json *value);
-nbl_status nbl__read_added_tokens(nbl__reader *reader, const nbl__json *value);
-nbl_status nbl__read_truncation(nbl__reader *reader, const nbl__json *value);
-nbl_status nbl__read_padding(nbl__reader *reader, const nbl__json *value);
+nbl_status nbl__read_model(nbl__tokenizer_reader *reader, const nbl__json *value);
+nbl_status nbl__read_normalizer(nbl__tokenizer_reader *reader, const nbl__json *value);
+nbl_status nbl__read_pre_tokenizer(nbl__tokenizer_reader *reader, const nbl__json *value);
+nbl_status nbl__read_detokenizer(nbl__tokenizer_reader *reader, const nbl__json *value);
+nbl_status nbl__read_post_processor(nbl__tokenizer_reader *reader, const nbl__json *value);
+nbl_status nbl__read_added_tokens(nbl__tokenizer_reader *reader, const nbl__json *value);
+nbl_status nbl__read_truncation(nbl__tokenizer_reader *reader, const nbl__json *value);
+nbl_status nbl__read_padding(nbl__tokenizer_reader *reader, const nbl__json *value);
 
 /* The functions nbl__want_* read one member of an object. An error message names `part`, the key
- * and the type that the member must have. nbl__need says whether the member may be missing. */
-typedef enum nbl__need {
-    NBL_NEEDED,    /* a missing member is an error */
-    NBL_DEFAULTED, /* a missing member leaves the result unchanged; null is an error */
-    NBL_OPTIONAL   /* a missing member and null leave the result unchanged */
-} nbl__need;
-nbl_status nbl__want_bool(nbl__reader *, const char *part, const nbl__json *, const char *key, nbl__need,
-                          bool *);
-nbl_status nbl__want_text(nbl__reader *, const char *part, const nbl__json *, const char *key, nbl__need,
-                          nbl__slice *);
-nbl_status nbl__want_natural(nbl__reader *, const char *part, const nbl__json *, const char *key, nbl__need,
-                             uint64_t *);
-nbl_status nbl__want_char(nbl__reader *, const char *part, const nbl__json *, const char *key, nbl__need,
-                          uint32_t *);
+ * and the type that the member must have. nbl__presence says whether the member may be missing. */
+typedef enum nbl__presence {
+    NBL_PRESENCE_REQUIRED, /* a missing member is an error */
+    NBL_PRESENCE_DEFAULT,  /* a missing member leaves the result unchanged; null is an error */
+    NBL_PRESENCE_OPTIONAL  /* a missing member and null leave the result unchanged */
+} nbl__presence;
+nbl_status nbl__get_bool(nbl__tokenizer_reader *, const char *part, const nbl__json *, const char *key,
+                         nbl__presence, bool *);
+nbl_status nbl__get_text(nbl__tokenizer_reader *, const char *part, const nbl__json *, const char *key,
+                         nbl__presence, nbl__slice *);
+nbl_status nbl__get_natural(nbl__tokenizer_reader *, const char *part, const nbl__json *, const char *key,
+                            nbl__presence, uint64_t *);
+nbl_status nbl__get_char(nbl__tokenizer_reader *, const char *part, const nbl__json *, const char *key,
+                         nbl__presence, uint32_t *);
 /* Reads the member "type", which must be a text. */
-nbl_status nbl__want_type(nbl__reader *, const char *part, const nbl__json *, const char **type);
+nbl_status nbl__get_type(nbl__tokenizer_reader *, const char *part, const nbl__json *, const char **type);
 /* Reads the member "pattern": {"String": s} is a literal text, {"Regex": r} a regular expression.
  * The tokenizer owns *regex. */
-nbl_status nbl__want_pattern(nbl__reader *, const char *part, const nbl__json *, nbl__regex **regex);
+nbl_status nbl__get_pattern(nbl__tokenizer_reader *, const char *part, const nbl__json *, nbl__regex **regex);
 /* Reads an id: a natural number below 2^31 - 1. Returns false for anything else. */
 bool nbl__json_id(const nbl__json *value, int32_t *id);
 
 /* Calls `step` for each step of a part, in order. A value of "type": "Sequence" is flattened: its
  * members are in the array under the key `list`, and may be sequences themselves. Nesting is
  * limited to 16 levels. The caller passes depth 0. */
-typedef nbl_status (*nbl__step_fn)(nbl__reader *reader, const nbl__json *value);
-nbl_status nbl__each_step(nbl__reader *reader, const char *part, const nbl__json *value, const char *list,
-                          nbl__step_fn step, int depth);
+typedef nbl_status (*nbl__step_fn)(nbl__tokenizer_reader *reader, const nbl__json *value);
+nbl_status nbl__each_step(nbl__tokenizer_reader *reader, const char *part, const nbl__json *value,
+                          const char *list, nbl__step_fn step, int depth);
 /* Returns an upper bound for the number of steps in memory, for allocating the array. */
 int64_t nbl__count_steps(const nbl__json *value, const char *list, int depth);
 

@@ -16,8 +16,8 @@ enum { DEEPEST = 16 }; /* levels of nested sequences */
 /* ---- members ---- */
 
 /* Fails with "is missing" or "is not", according to `value`. */
-static nbl_status bad_member(nbl__reader *r, const char *part, const char *key, const nbl__json *value,
-                             const char *wanted)
+static nbl_status bad_member(nbl__tokenizer_reader *r, const char *part, const char *key,
+                             const nbl__json *value, const char *wanted)
 {
     if (value == NULL)
         return nbl__fail(r->ctx, NBL_ERROR_FORMAT, "%s: %s: \"%s\" is missing (%s)", r->where, part, key,
@@ -26,14 +26,14 @@ static nbl_status bad_member(nbl__reader *r, const char *part, const char *key, 
 }
 
 /* True if the member is missing, or null, and `need` allows that. */
-static bool is_absent(const nbl__json *value, nbl__need need)
+static bool is_absent(const nbl__json *value, nbl__presence need)
 {
-    if (value == NULL) return need != NBL_NEEDED;
-    return need == NBL_OPTIONAL && value->type == NBL_JSON_NULL;
+    if (value == NULL) return need != NBL_PRESENCE_REQUIRED;
+    return need == NBL_PRESENCE_OPTIONAL && value->type == NBL_JSON_NULL;
 }
 
-nbl_status nbl__want_bool(nbl__reader *r, const char *part, const nbl__json *object, const char *key,
-                          nbl__need need, bool *result)
+nbl_status nbl__get_bool(nbl__tokenizer_reader *r, const char *part, const nbl__json *object, const char *key,
+                         nbl__presence need, bool *result)
 {
     const nbl__json *value = nbl__json_get(object, key);
     if (is_absent(value, need)) return NBL_OK;
@@ -43,8 +43,8 @@ nbl_status nbl__want_bool(nbl__reader *r, const char *part, const nbl__json *obj
     return NBL_OK;
 }
 
-nbl_status nbl__want_text(nbl__reader *r, const char *part, const nbl__json *object, const char *key,
-                          nbl__need need, nbl__slice *result)
+nbl_status nbl__get_text(nbl__tokenizer_reader *r, const char *part, const nbl__json *object, const char *key,
+                         nbl__presence need, nbl__slice *result)
 {
     const nbl__json *value = nbl__json_get(object, key);
     if (is_absent(value, need)) return NBL_OK;
@@ -53,8 +53,8 @@ nbl_status nbl__want_text(nbl__reader *r, const char *part, const nbl__json *obj
     return NBL_OK;
 }
 
-nbl_status nbl__want_natural(nbl__reader *r, const char *part, const nbl__json *object, const char *key,
-                             nbl__need need, uint64_t *result)
+nbl_status nbl__get_natural(nbl__tokenizer_reader *r, const char *part, const nbl__json *object,
+                            const char *key, nbl__presence need, uint64_t *result)
 {
     const nbl__json *value = nbl__json_get(object, key);
     int64_t number;
@@ -64,8 +64,8 @@ nbl_status nbl__want_natural(nbl__reader *r, const char *part, const nbl__json *
     return NBL_OK;
 }
 
-nbl_status nbl__want_char(nbl__reader *r, const char *part, const nbl__json *object, const char *key,
-                          nbl__need need, uint32_t *result)
+nbl_status nbl__get_char(nbl__tokenizer_reader *r, const char *part, const nbl__json *object, const char *key,
+                         nbl__presence need, uint32_t *result)
 {
     const nbl__json *value = nbl__json_get(object, key);
     if (is_absent(value, need)) return NBL_OK;
@@ -75,7 +75,8 @@ nbl_status nbl__want_char(nbl__reader *r, const char *part, const nbl__json *obj
     return NBL_OK;
 }
 
-nbl_status nbl__want_type(nbl__reader *r, const char *part, const nbl__json *object, const char **type)
+nbl_status nbl__get_type(nbl__tokenizer_reader *r, const char *part, const nbl__json *object,
+                         const char **type)
 {
     NBL_CHECK(r->ctx, nbl__json_is(object, NBL_JSON_OBJECT), NBL_ERROR_FORMAT, "%s: %s is not an object",
               r->where, part);
@@ -83,7 +84,8 @@ nbl_status nbl__want_type(nbl__reader *r, const char *part, const nbl__json *obj
     return *type ? NBL_OK : bad_member(r, part, "type", nbl__json_get(object, "type"), "a text");
 }
 
-nbl_status nbl__want_pattern(nbl__reader *r, const char *part, const nbl__json *object, nbl__regex **regex)
+nbl_status nbl__get_pattern(nbl__tokenizer_reader *r, const char *part, const nbl__json *object,
+                            nbl__regex **regex)
 {
     const nbl__json *pattern = nbl__json_get(object, "pattern");
     const nbl__json *text = nbl__json_get(pattern, "String"), *expression = nbl__json_get(pattern, "Regex");
@@ -128,8 +130,8 @@ int64_t nbl__count_steps(const nbl__json *value, const char *list, int depth)
     return count;
 }
 
-nbl_status nbl__each_step(nbl__reader *r, const char *part, const nbl__json *value, const char *list,
-                          nbl__step_fn step, int depth)
+nbl_status nbl__each_step(nbl__tokenizer_reader *r, const char *part, const nbl__json *value,
+                          const char *list, nbl__step_fn step, int depth)
 {
     if (!is_sequence(value)) return step(r, value);
     NBL_CHECK(r->ctx, depth < DEEPEST, NBL_ERROR_UNSUPPORTED, "%s: %s: sequences nested more than %d deep",
@@ -147,7 +149,7 @@ nbl_status nbl__tokenizer_read_json(nbl_tokenizer *t, const char *where, const c
 {
     const nbl__json *root;
     nbl__arena *arena = &t->arena;
-    nbl__reader reader = {t, t->ctx, arena, where};
+    nbl__tokenizer_reader reader = {t, t->ctx, arena, where};
     NBL_TRY(nbl__json_parse(arena, where, text, size, NBL_JSON_SERDE, &root));
     const nbl__json *version = nbl__json_get(root, "version");
     NBL_CHECK(t->ctx, version == NULL || nbl__json_is(version, NBL_JSON_STRING), NBL_ERROR_FORMAT,

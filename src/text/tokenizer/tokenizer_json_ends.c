@@ -13,8 +13,8 @@ enum { MAX_PARTS = 256, MAX_ITEMS = 1 << 16 }; /* sequences; ids of one sequence
 
 /* Reads one added token. Its text is normalized here, once, if it is searched in normalized
  * text. */
-static nbl_status read_added_token(nbl__reader *r, nbl__worker *worker, const nbl__json *value,
-                                   int32_t *next_id)
+static nbl_status read_added_token(nbl__tokenizer_reader *r, nbl__tokenizer_worker *worker,
+                                   const nbl__json *value, int32_t *next_id)
 {
     static const char part[] = "added_tokens";
     nbl_tokenizer *t = r->tokenizer;
@@ -22,15 +22,15 @@ static nbl_status read_added_token(nbl__reader *r, nbl__worker *worker, const nb
     uint64_t id;
     NBL_CHECK(r->ctx, nbl__json_is(value, NBL_JSON_OBJECT), NBL_ERROR_FORMAT,
               "%s: added_tokens: an entry is not an object", r->where);
-    NBL_TRY(nbl__want_text(r, part, value, "content", NBL_NEEDED, &token.content));
-    NBL_TRY(nbl__want_natural(r, part, value, "id", NBL_NEEDED, &id));
+    NBL_TRY(nbl__get_text(r, part, value, "content", NBL_PRESENCE_REQUIRED, &token.content));
+    NBL_TRY(nbl__get_natural(r, part, value, "id", NBL_PRESENCE_REQUIRED, &id));
     NBL_CHECK(r->ctx, id <= UINT32_MAX, NBL_ERROR_FORMAT, "%s: added_tokens: the id of \"%s\" is too large",
               r->where, token.content.text);
-    NBL_TRY(nbl__want_bool(r, part, value, "single_word", NBL_NEEDED, &token.single_word));
-    NBL_TRY(nbl__want_bool(r, part, value, "lstrip", NBL_NEEDED, &token.left_strip));
-    NBL_TRY(nbl__want_bool(r, part, value, "rstrip", NBL_NEEDED, &token.right_strip));
-    NBL_TRY(nbl__want_bool(r, part, value, "normalized", NBL_NEEDED, &token.normalized));
-    NBL_TRY(nbl__want_bool(r, part, value, "special", NBL_NEEDED, &token.special));
+    NBL_TRY(nbl__get_bool(r, part, value, "single_word", NBL_PRESENCE_REQUIRED, &token.single_word));
+    NBL_TRY(nbl__get_bool(r, part, value, "lstrip", NBL_PRESENCE_REQUIRED, &token.left_strip));
+    NBL_TRY(nbl__get_bool(r, part, value, "rstrip", NBL_PRESENCE_REQUIRED, &token.right_strip));
+    NBL_TRY(nbl__get_bool(r, part, value, "normalized", NBL_PRESENCE_REQUIRED, &token.normalized));
+    NBL_TRY(nbl__get_bool(r, part, value, "special", NBL_PRESENCE_REQUIRED, &token.special));
     if (token.content.size == 0) return NBL_OK; /* as upstream: an empty token is ignored */
     if (token.normalized && t->normalizer_count) {
         nbl__normal text = {token.content.text, token.content.size, 0};
@@ -46,7 +46,7 @@ static nbl_status read_added_token(nbl__reader *r, nbl__worker *worker, const nb
     return NBL_OK;
 }
 
-nbl_status nbl__read_added_tokens(nbl__reader *r, const nbl__json *value)
+nbl_status nbl__read_added_tokens(nbl__tokenizer_reader *r, const nbl__json *value)
 {
     nbl_tokenizer *t = r->tokenizer;
     NBL_CHECK(r->ctx, value == NULL || value->type == NBL_JSON_ARRAY, NBL_ERROR_FORMAT,
@@ -64,27 +64,27 @@ nbl_status nbl__read_added_tokens(nbl__reader *r, const nbl__json *value)
 /* ---- truncation and padding ---- */
 
 /* Reads the side on which ids are cut off or padding is added. */
-static nbl_status read_side(nbl__reader *r, const char *part, const nbl__json *value, nbl__need need,
-                            nbl__side *side)
+static nbl_status read_side(nbl__tokenizer_reader *r, const char *part, const nbl__json *value,
+                            nbl__presence need, nbl__side *side)
 {
     nbl__slice text = {"Right", 5};
-    NBL_TRY(nbl__want_text(r, part, value, "direction", need, &text));
+    NBL_TRY(nbl__get_text(r, part, value, "direction", need, &text));
     *side = strcmp(text.text, "Left") == 0 ? NBL_SIDE_LEFT : NBL_SIDE_RIGHT;
     NBL_CHECK(r->ctx, *side == NBL_SIDE_LEFT || strcmp(text.text, "Right") == 0, NBL_ERROR_FORMAT,
               "%s: %s: the direction \"%s\" is not known", r->where, part, text.text);
     return NBL_OK;
 }
 
-nbl_status nbl__read_truncation(nbl__reader *r, const nbl__json *value)
+nbl_status nbl__read_truncation(nbl__tokenizer_reader *r, const nbl__json *value)
 {
     static const char part[] = "truncation";
     nbl__truncation *cut = &r->tokenizer->truncation;
     nbl__slice strategy;
     if (value == NULL || value->type == NBL_JSON_NULL) return NBL_OK;
-    NBL_TRY(read_side(r, part, value, NBL_DEFAULTED, &cut->side));
-    NBL_TRY(nbl__want_natural(r, part, value, "max_length", NBL_NEEDED, &cut->max));
-    NBL_TRY(nbl__want_natural(r, part, value, "stride", NBL_NEEDED, &cut->stride));
-    NBL_TRY(nbl__want_text(r, part, value, "strategy", NBL_NEEDED, &strategy));
+    NBL_TRY(read_side(r, part, value, NBL_PRESENCE_DEFAULT, &cut->side));
+    NBL_TRY(nbl__get_natural(r, part, value, "max_length", NBL_PRESENCE_REQUIRED, &cut->max));
+    NBL_TRY(nbl__get_natural(r, part, value, "stride", NBL_PRESENCE_REQUIRED, &cut->stride));
+    NBL_TRY(nbl__get_text(r, part, value, "strategy", NBL_PRESENCE_REQUIRED, &strategy));
     if (strcmp(strategy.text, "OnlySecond") == 0) cut->of = NBL_TRUNCATE_SECOND;
     else
         NBL_CHECK(
@@ -94,7 +94,7 @@ nbl_status nbl__read_truncation(nbl__reader *r, const nbl__json *value)
     return NBL_OK;
 }
 
-nbl_status nbl__read_padding(nbl__reader *r, const nbl__json *value)
+nbl_status nbl__read_padding(nbl__tokenizer_reader *r, const nbl__json *value)
 {
     static const char part[] = "padding";
     nbl__padding *pad = &r->tokenizer->padding;
@@ -104,7 +104,7 @@ nbl_status nbl__read_padding(nbl__reader *r, const nbl__json *value)
     const nbl__json *strategy = nbl__json_get(value, "strategy");
     const nbl__json *fixed = nbl__json_get(strategy, "Fixed");
     if (fixed) {
-        NBL_TRY(nbl__want_natural(r, part, strategy, "Fixed", NBL_NEEDED, &pad->fixed));
+        NBL_TRY(nbl__get_natural(r, part, strategy, "Fixed", NBL_PRESENCE_REQUIRED, &pad->fixed));
         pad->is_fixed = true;
     } else {
         NBL_CHECK(r->ctx,
@@ -112,10 +112,10 @@ nbl_status nbl__read_padding(nbl__reader *r, const nbl__json *value)
                   NBL_ERROR_FORMAT,
                   "%s: padding: \"strategy\" is neither \"BatchLongest\" nor {\"Fixed\": n}", r->where);
     }
-    NBL_TRY(read_side(r, part, value, NBL_NEEDED, &pad->side));
-    NBL_TRY(nbl__want_natural(r, part, value, "pad_to_multiple_of", NBL_OPTIONAL, &pad->multiple));
-    NBL_TRY(nbl__want_natural(r, part, value, "pad_type_id", NBL_NEEDED, &type_id));
-    NBL_TRY(nbl__want_text(r, part, value, "pad_token", NBL_NEEDED, &ignored));
+    NBL_TRY(read_side(r, part, value, NBL_PRESENCE_REQUIRED, &pad->side));
+    NBL_TRY(nbl__get_natural(r, part, value, "pad_to_multiple_of", NBL_PRESENCE_OPTIONAL, &pad->multiple));
+    NBL_TRY(nbl__get_natural(r, part, value, "pad_type_id", NBL_PRESENCE_REQUIRED, &type_id));
+    NBL_TRY(nbl__get_text(r, part, value, "pad_token", NBL_PRESENCE_REQUIRED, &ignored));
     NBL_CHECK(r->ctx, nbl__json_id(nbl__json_get(value, "pad_id"), &pad->id), NBL_ERROR_FORMAT,
               "%s: padding: \"pad_id\" is not the id of a token", r->where);
     NBL_CHECK(r->ctx, pad->fixed <= 1 << 24 && pad->multiple <= 1 << 24, NBL_ERROR_UNSUPPORTED,
@@ -136,7 +136,7 @@ typedef struct parts {
 } parts;
 
 typedef struct processing {
-    nbl__reader *reader;
+    nbl__tokenizer_reader *reader;
     parts *now, *next;
     bool special;   /* add special tokens */
     uint64_t added; /* special tokens that the processors add, counted also if !special */
@@ -147,7 +147,7 @@ static const char post[] = "post_processor";
 /* Appends a copy of a sequence to `next`. */
 static nbl_status add_part(processing *p, const int32_t *items, int64_t count)
 {
-    nbl__reader *r = p->reader;
+    nbl__tokenizer_reader *r = p->reader;
     NBL_CHECK(r->ctx, p->next->count < MAX_PARTS && count < MAX_ITEMS, NBL_ERROR_UNSUPPORTED,
               "%s: %s: too many parts", r->where, post);
     int32_t *copy = nbl__arena_alloc(r->arena, (size_t)count * sizeof *copy);
@@ -170,7 +170,7 @@ static void turn(processing *p)
 static nbl_status read_special(processing *p, const nbl__json *tokens, const char *name,
                                const nbl__json **ids)
 {
-    nbl__reader *r = p->reader;
+    nbl__tokenizer_reader *r = p->reader;
     const nbl__json *entry = nbl__json_get(tokens, name);
     NBL_CHECK(r->ctx, entry, NBL_ERROR_FORMAT,
               "%s: %s: the template names \"%s\", which special_tokens does not have", r->where, post, name);
@@ -199,7 +199,7 @@ static nbl_status add_special(processing *p, const nbl__json *ids)
  * the other list is only checked. */
 static nbl_status read_template(processing *p, const nbl__json *value, const char *key, bool used)
 {
-    nbl__reader *r = p->reader;
+    nbl__tokenizer_reader *r = p->reader;
     const nbl__json *list = nbl__json_get(value, key), *ids = NULL;
     NBL_CHECK(r->ctx, nbl__json_is(list, NBL_JSON_ARRAY), NBL_ERROR_FORMAT, "%s: %s: \"%s\" is not a list",
               r->where, post, key);
@@ -212,7 +212,8 @@ static nbl_status read_template(processing *p, const nbl__json *value, const cha
                   NBL_ERROR_FORMAT,
                   "%s: %s: \"%s\": entry %" PRId64 " is neither a SpecialToken nor a Sequence", r->where,
                   post, key, i);
-        NBL_TRY(nbl__want_natural(r, post, special ? special : sequence, "type_id", NBL_NEEDED, &type_id));
+        NBL_TRY(nbl__get_natural(r, post, special ? special : sequence, "type_id", NBL_PRESENCE_REQUIRED,
+                                 &type_id));
         if (special) {
             NBL_TRY(read_special(p, nbl__json_get(value, "special_tokens"), name, &ids));
             if (used) NBL_TRY(add_special(p, ids));
@@ -229,7 +230,7 @@ static nbl_status read_template(processing *p, const nbl__json *value, const cha
 /* TemplateProcessing: "single" builds the result from the one sequence, "pair" from two. */
 static nbl_status run_template(processing *p, const nbl__json *value)
 {
-    nbl__reader *r = p->reader;
+    nbl__tokenizer_reader *r = p->reader;
     NBL_CHECK(r->ctx, nbl__json_is(nbl__json_get(value, "special_tokens"), NBL_JSON_OBJECT), NBL_ERROR_FORMAT,
               "%s: %s: \"special_tokens\" is not an object", r->where, post);
     NBL_CHECK(r->ctx, p->now->count <= 2, NBL_ERROR_UNSUPPORTED,
@@ -242,7 +243,7 @@ static nbl_status run_template(processing *p, const nbl__json *value)
 }
 
 /* Reads the id of a pair such as ["[SEP]", 102]. */
-static nbl_status read_pair(nbl__reader *r, const nbl__json *value, const char *key, int32_t *id)
+static nbl_status read_pair(nbl__tokenizer_reader *r, const nbl__json *value, const char *key, int32_t *id)
 {
     const nbl__json *pair = nbl__json_get(value, key);
     NBL_CHECK(r->ctx,
@@ -256,7 +257,7 @@ static nbl_status read_pair(nbl__reader *r, const nbl__json *value, const char *
  * and </s> B </s> for further sequences. */
 static nbl_status run_classic(processing *p, const nbl__json *value, bool roberta)
 {
-    nbl__reader *r = p->reader;
+    nbl__tokenizer_reader *r = p->reader;
     int32_t cls, sep;
     NBL_TRY(read_pair(r, value, "cls", &cls));
     NBL_TRY(read_pair(r, value, "sep", &sep));
@@ -281,20 +282,20 @@ static nbl_status run_classic(processing *p, const nbl__json *value, bool robert
 /* Runs one post-processor, or a sequence of them. */
 static nbl_status run_processor(processing *p, const nbl__json *value, int depth)
 {
-    nbl__reader *r = p->reader;
+    nbl__tokenizer_reader *r = p->reader;
     const char *type;
     bool ignored;
-    NBL_TRY(nbl__want_type(r, post, value, &type));
+    NBL_TRY(nbl__get_type(r, post, value, &type));
     if (strcmp(type, "TemplateProcessing") == 0) return run_template(p, value);
     if (strcmp(type, "BertProcessing") == 0) return run_classic(p, value, false);
     if (strcmp(type, "RobertaProcessing") == 0) {
-        NBL_TRY(nbl__want_bool(r, post, value, "trim_offsets", NBL_NEEDED, &ignored));
-        NBL_TRY(nbl__want_bool(r, post, value, "add_prefix_space", NBL_NEEDED, &ignored));
+        NBL_TRY(nbl__get_bool(r, post, value, "trim_offsets", NBL_PRESENCE_REQUIRED, &ignored));
+        NBL_TRY(nbl__get_bool(r, post, value, "add_prefix_space", NBL_PRESENCE_REQUIRED, &ignored));
         return run_classic(p, value, true);
     }
     if (strcmp(type, "ByteLevel") == 0) { /* changes offsets into the text only, never ids */
-        NBL_TRY(nbl__want_bool(r, post, value, "trim_offsets", NBL_NEEDED, &ignored));
-        return nbl__want_bool(r, post, value, "add_prefix_space", NBL_NEEDED, &ignored);
+        NBL_TRY(nbl__get_bool(r, post, value, "trim_offsets", NBL_PRESENCE_REQUIRED, &ignored));
+        return nbl__get_bool(r, post, value, "add_prefix_space", NBL_PRESENCE_REQUIRED, &ignored);
     }
     NBL_CHECK(r->ctx, strcmp(type, "Sequence") == 0, NBL_ERROR_UNSUPPORTED,
               "%s: %s: the type \"%s\" is not known", r->where, post, type);
@@ -308,7 +309,7 @@ static nbl_status run_processor(processing *p, const nbl__json *value, int depth
 }
 
 /* Runs the post-processor on {-1} and joins the resulting sequences into one frame. */
-static nbl_status make_frame(nbl__reader *r, const nbl__json *value, bool special, parts *memory,
+static nbl_status make_frame(nbl__tokenizer_reader *r, const nbl__json *value, bool special, parts *memory,
                              nbl__frame *frame)
 {
     static const int32_t holder = -1;
@@ -328,7 +329,7 @@ static nbl_status make_frame(nbl__reader *r, const nbl__json *value, bool specia
     return NBL_OK;
 }
 
-nbl_status nbl__read_post_processor(nbl__reader *r, const nbl__json *value)
+nbl_status nbl__read_post_processor(nbl__tokenizer_reader *r, const nbl__json *value)
 {
     parts *memory = nbl__arena_alloc(r->arena, 2 * sizeof *memory);
     if (memory == NULL) return NBL_ERROR_MEMORY;

@@ -8,7 +8,7 @@
 static const char part[] = "model";
 
 /* Reads a member that must be an object or a list, according to `type`. */
-static nbl_status want(nbl__reader *r, const nbl__json *model, const char *key, nbl__json_type type,
+static nbl_status want(nbl__tokenizer_reader *r, const nbl__json *model, const char *key, nbl__json_type type,
                        const nbl__json **value)
 {
     *value = nbl__json_get(model, key);
@@ -19,9 +19,9 @@ static nbl_status want(nbl__reader *r, const nbl__json *model, const char *key, 
 }
 
 /* Reads the vocabulary, an object {text: id, ...}. Two texts with one id are an error. */
-static nbl_status read_vocab(nbl__reader *r, const nbl__json *model)
+static nbl_status read_vocab(nbl__tokenizer_reader *r, const nbl__json *model)
 {
-    nbl__model *m = &r->tokenizer->model;
+    nbl__vocab_model *m = &r->tokenizer->model;
     const nbl__json *vocab;
     NBL_TRY(want(r, model, "vocab", NBL_JSON_OBJECT, &vocab));
     NBL_TRY(nbl__vocab_open(r->ctx, &m->vocab, (size_t)vocab->count));
@@ -42,11 +42,11 @@ static nbl_status read_vocab(nbl__reader *r, const nbl__json *model)
 }
 
 /* Reads unk_token. A text that is not in the vocabulary is an error only when it is needed. */
-static nbl_status read_unknown(nbl__reader *r, const nbl__json *model, nbl__need need)
+static nbl_status read_unknown(nbl__tokenizer_reader *r, const nbl__json *model, nbl__presence need)
 {
-    nbl__model *m = &r->tokenizer->model;
+    nbl__vocab_model *m = &r->tokenizer->model;
     nbl__slice text = {NULL, 0};
-    NBL_TRY(nbl__want_text(r, part, model, "unk_token", need, &text));
+    NBL_TRY(nbl__get_text(r, part, model, "unk_token", need, &text));
     m->has_unknown = text.text != NULL;
     m->unknown_text = text.text ? text.text : "";
     m->unknown = text.text ? nbl__vocab_find(&m->vocab, text.text, text.size) : -1;
@@ -56,7 +56,7 @@ static nbl_status read_unknown(nbl__reader *r, const nbl__json *model, nbl__need
 /* ---- BPE ---- */
 
 /* Fails for a merge whose parts or result are no tokens. */
-static nbl_status merge_missing(nbl__reader *r, int64_t index, const char *text, size_t size)
+static nbl_status merge_missing(nbl__tokenizer_reader *r, int64_t index, const char *text, size_t size)
 {
     return nbl__fail(r->ctx, NBL_ERROR_FORMAT,
                      "%s: model: merges: merge %" PRId64
@@ -85,9 +85,10 @@ static bool split_merge(const nbl__json *item, nbl__slice *left, nbl__slice *rig
 
 /* Adds the merge with rank `index`. Both texts and the merged text must be in the vocabulary. The
  * prefix of continuing subwords is dropped inside: "a" + "##b" makes "ab". `whole` is scratch. */
-static nbl_status read_merge(nbl__reader *r, const nbl__json *item, int64_t index, nbl__bytes *whole)
+static nbl_status read_merge(nbl__tokenizer_reader *r, const nbl__json *item, int64_t index,
+                             nbl__bytes *whole)
 {
-    nbl__model *m = &r->tokenizer->model;
+    nbl__vocab_model *m = &r->tokenizer->model;
     nbl__slice left, right;
     NBL_CHECK(r->ctx, split_merge(item, &left, &right), NBL_ERROR_FORMAT,
               "%s: model: merges: merge %" PRId64 " is not two texts", r->where, index);
@@ -108,7 +109,7 @@ static nbl_status read_merge(nbl__reader *r, const nbl__json *item, int64_t inde
 }
 
 /* Reads the merges. The rank of a merge is its index; a lower rank merges first. */
-static nbl_status read_merges(nbl__reader *r, const nbl__json *model)
+static nbl_status read_merges(nbl__tokenizer_reader *r, const nbl__json *model)
 {
     const nbl__json *merges;
     NBL_TRY(want(r, model, "merges", NBL_JSON_ARRAY, &merges));
@@ -136,40 +137,40 @@ static nbl_status read_merges(nbl__reader *r, const nbl__json *model)
 }
 
 /* Reads BPE. Dropout is a trick of training: with it two encodings of one text would differ. */
-static nbl_status read_bpe(nbl__reader *r, const nbl__json *model)
+static nbl_status read_bpe(nbl__tokenizer_reader *r, const nbl__json *model)
 {
-    nbl__model *m = &r->tokenizer->model;
+    nbl__vocab_model *m = &r->tokenizer->model;
     const nbl__json *dropout = nbl__json_get(model, "dropout");
     double rate = 0;
-    m->kind = NBL_MODEL_BPE;
+    m->kind = NBL_VOCAB_MODEL_BPE;
     NBL_CHECK(r->ctx, dropout == NULL || dropout->type == NBL_JSON_NULL || nbl__json_number(dropout, &rate),
               NBL_ERROR_FORMAT, "%s: model: \"dropout\" is not a number", r->where);
     NBL_CHECK(r->ctx, rate == 0, NBL_ERROR_UNSUPPORTED,
               "%s: model: \"dropout\" %g is not supported: results would be random", r->where, rate);
-    NBL_TRY(nbl__want_bool(r, part, model, "fuse_unk", NBL_OPTIONAL, &m->fuse_unknown));
-    NBL_TRY(nbl__want_bool(r, part, model, "byte_fallback", NBL_OPTIONAL, &m->byte_fallback));
-    NBL_TRY(nbl__want_bool(r, part, model, "ignore_merges", NBL_OPTIONAL, &m->ignore_merges));
-    NBL_TRY(nbl__want_text(r, part, model, "continuing_subword_prefix", NBL_OPTIONAL, &m->prefix));
-    NBL_TRY(nbl__want_text(r, part, model, "end_of_word_suffix", NBL_OPTIONAL, &m->suffix));
+    NBL_TRY(nbl__get_bool(r, part, model, "fuse_unk", NBL_PRESENCE_OPTIONAL, &m->fuse_unknown));
+    NBL_TRY(nbl__get_bool(r, part, model, "byte_fallback", NBL_PRESENCE_OPTIONAL, &m->byte_fallback));
+    NBL_TRY(nbl__get_bool(r, part, model, "ignore_merges", NBL_PRESENCE_OPTIONAL, &m->ignore_merges));
+    NBL_TRY(nbl__get_text(r, part, model, "continuing_subword_prefix", NBL_PRESENCE_OPTIONAL, &m->prefix));
+    NBL_TRY(nbl__get_text(r, part, model, "end_of_word_suffix", NBL_PRESENCE_OPTIONAL, &m->suffix));
     NBL_CHECK(r->ctx, m->prefix.size + m->suffix.size < 256, NBL_ERROR_UNSUPPORTED,
               "%s: model: continuing_subword_prefix or end_of_word_suffix is too long", r->where);
     NBL_TRY(read_vocab(r, model));
-    NBL_TRY(read_unknown(r, model, NBL_OPTIONAL));
+    NBL_TRY(read_unknown(r, model, NBL_PRESENCE_OPTIONAL));
     return read_merges(r, model);
 }
 
 /* ---- Unigram ---- */
 
 /* Reads Unigram: a list of [text, score]; the id is the index. */
-static nbl_status read_unigram(nbl__reader *r, const nbl__json *model)
+static nbl_status read_unigram(nbl__tokenizer_reader *r, const nbl__json *model)
 {
-    nbl__model *m = &r->tokenizer->model;
+    nbl__vocab_model *m = &r->tokenizer->model;
     const nbl__json *vocab, *unknown = nbl__json_get(model, "unk_id");
-    m->kind = NBL_MODEL_UNIGRAM;
+    m->kind = NBL_VOCAB_MODEL_UNIGRAM;
     NBL_TRY(want(r, model, "vocab", NBL_JSON_ARRAY, &vocab));
     NBL_CHECK(r->ctx, vocab->count < INT32_MAX, NBL_ERROR_UNSUPPORTED, "%s: model: too many tokens",
               r->where);
-    NBL_TRY(nbl__want_bool(r, part, model, "byte_fallback", NBL_DEFAULTED, &m->byte_fallback));
+    NBL_TRY(nbl__get_bool(r, part, model, "byte_fallback", NBL_PRESENCE_DEFAULT, &m->byte_fallback));
     if (unknown && unknown->type != NBL_JSON_NULL) {
         NBL_CHECK(r->ctx, nbl__json_id(unknown, &m->unknown), NBL_ERROR_FORMAT,
                   "%s: model: \"unk_id\" is not the id of a token", r->where);
@@ -197,17 +198,17 @@ static nbl_status read_unigram(nbl__reader *r, const nbl__json *model)
 /* ---- WordPiece and WordLevel ---- */
 
 /* Reads WordPiece. */
-static nbl_status read_wordpiece(nbl__reader *r, const nbl__json *model)
+static nbl_status read_wordpiece(nbl__tokenizer_reader *r, const nbl__json *model)
 {
-    nbl__model *m = &r->tokenizer->model;
+    nbl__vocab_model *m = &r->tokenizer->model;
     uint64_t longest = 0;
-    m->kind = NBL_MODEL_WORDPIECE;
+    m->kind = NBL_VOCAB_MODEL_WORDPIECE;
     NBL_TRY(read_vocab(r, model));
-    NBL_TRY(read_unknown(r, model, NBL_NEEDED));
-    NBL_TRY(nbl__want_text(r, part, model, "continuing_subword_prefix", NBL_NEEDED, &m->prefix));
+    NBL_TRY(read_unknown(r, model, NBL_PRESENCE_REQUIRED));
+    NBL_TRY(nbl__get_text(r, part, model, "continuing_subword_prefix", NBL_PRESENCE_REQUIRED, &m->prefix));
     NBL_CHECK(r->ctx, m->prefix.size < 256, NBL_ERROR_UNSUPPORTED,
               "%s: model: continuing_subword_prefix is too long", r->where);
-    NBL_TRY(nbl__want_natural(r, part, model, "max_input_chars_per_word", NBL_NEEDED, &longest));
+    NBL_TRY(nbl__get_natural(r, part, model, "max_input_chars_per_word", NBL_PRESENCE_REQUIRED, &longest));
     /* Encoding a word is quadratic: each position is tried with each length. */
     NBL_CHECK(r->ctx, longest <= 10000, NBL_ERROR_UNSUPPORTED,
               "%s: model: \"max_input_chars_per_word\" %" PRIu64 " is more than the 10000 that are supported",
@@ -217,11 +218,11 @@ static nbl_status read_wordpiece(nbl__reader *r, const nbl__json *model)
 }
 
 /* Reads WordLevel. */
-static nbl_status read_wordlevel(nbl__reader *r, const nbl__json *model)
+static nbl_status read_wordlevel(nbl__tokenizer_reader *r, const nbl__json *model)
 {
-    r->tokenizer->model.kind = NBL_MODEL_WORDLEVEL;
+    r->tokenizer->model.kind = NBL_VOCAB_MODEL_WORDLEVEL;
     NBL_TRY(read_vocab(r, model));
-    return read_unknown(r, model, NBL_NEEDED);
+    return read_unknown(r, model, NBL_PRESENCE_REQUIRED);
 }
 
 /* Files of old versions have no "type". As upstream, the first model that fits the members is
@@ -234,16 +235,16 @@ static const char *guess_type(const nbl__json *model)
     return nbl__json_get(model, "max_input_chars_per_word") ? "WordPiece" : "WordLevel";
 }
 
-nbl_status nbl__read_model(nbl__reader *r, const nbl__json *value)
+nbl_status nbl__read_model(nbl__tokenizer_reader *r, const nbl__json *value)
 {
     const char *type;
-    nbl__model *m = &r->tokenizer->model;
+    nbl__vocab_model *m = &r->tokenizer->model;
     m->prefix = m->suffix = (nbl__slice){"", 0};
     m->unknown = -1;
     NBL_CHECK(r->ctx, value, NBL_ERROR_FORMAT, "%s: \"model\" is missing", r->where);
     NBL_CHECK(r->ctx, value->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "%s: \"model\" is not an object",
               r->where);
-    if (nbl__json_get(value, "type")) NBL_TRY(nbl__want_type(r, part, value, &type));
+    if (nbl__json_get(value, "type")) NBL_TRY(nbl__get_type(r, part, value, &type));
     else type = guess_type(value);
     if (strcmp(type, "BPE") == 0) NBL_TRY(read_bpe(r, value));
     else if (strcmp(type, "Unigram") == 0) NBL_TRY(read_unigram(r, value));
@@ -252,6 +253,6 @@ nbl_status nbl__read_model(nbl__reader *r, const nbl__json *value)
     else
         return nbl__fail(r->ctx, NBL_ERROR_UNSUPPORTED, "%s: model: the type \"%s\" is not known", r->where,
                          type);
-    nbl__model_finish(m);
+    nbl__vocab_model_finish(m);
     return NBL_OK;
 }

@@ -32,7 +32,7 @@ extern const nbl__char_set nbl__chars_word;         /* \w of the regex crate */
 extern const nbl__char_set nbl__chars_control;      /* what BertNormalizer's cleaning drops */
 extern const nbl__char_set nbl__chars_accent;       /* what StripAccents drops */
 extern const nbl__char_set nbl__chars_nonspacing;   /* what BertNormalizer's accent stripping drops */
-extern const nbl__char_set nbl__chars_undecomposed; /* too new for upstream's normalisation tables */
+extern const nbl__char_set nbl__chars_undecomposed; /* too new for upstream's normalization tables */
 
 /* Stand-ins for characters of Unicode 15 and 16: an older character that any regex library knows.
  * It has the same length in UTF-8, the same category and the same script class. */

@@ -38,7 +38,7 @@ typedef struct queue {
 
 /* ---- merges ---- */
 
-nbl_status nbl__bpe_open(nbl__model *m, size_t count)
+nbl_status nbl__bpe_open(nbl__vocab_model *m, size_t count)
 {
     size_t slots = 16;
     while (slots < 2 * count) slots *= 2;
@@ -48,10 +48,10 @@ nbl_status nbl__bpe_open(nbl__model *m, size_t count)
 }
 
 /* Puts a merge into the hash table; a pair is its key. */
-void nbl__bpe_add(nbl__model *m, int32_t left, int32_t right, uint32_t rank, int32_t id)
+void nbl__bpe_add(nbl__vocab_model *m, int32_t left, int32_t right, uint32_t rank, int32_t id)
 {
     size_t slot = nbl__hash_pair((uint32_t)left, (uint32_t)right) & (m->merge_slots - 1);
-    nbl__merge fresh = {(uint32_t)left + 1, (uint32_t)right + 1, rank, id};
+    nbl__bpe_merge fresh = {(uint32_t)left + 1, (uint32_t)right + 1, rank, id};
     while (m->merges[slot].left &&
            (m->merges[slot].left != fresh.left || m->merges[slot].right != fresh.right))
         slot = (slot + 1) & (m->merge_slots - 1);
@@ -59,12 +59,12 @@ void nbl__bpe_add(nbl__model *m, int32_t left, int32_t right, uint32_t rank, int
 }
 
 /* The merge of a pair of tokens; NULL: none. */
-static const nbl__merge *find_merge(const nbl__model *m, int32_t left, int32_t right)
+static const nbl__bpe_merge *find_merge(const nbl__vocab_model *m, int32_t left, int32_t right)
 {
     if (m->merge_slots == 0) return NULL;
     size_t slot = nbl__hash_pair((uint32_t)left, (uint32_t)right) & (m->merge_slots - 1);
     for (;; slot = (slot + 1) & (m->merge_slots - 1)) {
-        const nbl__merge *merge = &m->merges[slot];
+        const nbl__bpe_merge *merge = &m->merges[slot];
         if (merge->left == 0) return NULL;
         if (merge->left == (uint32_t)left + 1 && merge->right == (uint32_t)right + 1) return merge;
     }
@@ -101,10 +101,10 @@ static candidate pop(queue *q)
 }
 
 /* Adds the pair of symbol `left` and its right neighbour as a candidate, if it has a merge. */
-static void offer(const nbl__model *m, queue *q, const symbol *symbols, int32_t left)
+static void push_candidate(const nbl__vocab_model *m, queue *q, const symbol *symbols, int32_t left)
 {
     int32_t right = symbols[left].after;
-    const nbl__merge *merge = right < 0 ? NULL : find_merge(m, symbols[left].id, symbols[right].id);
+    const nbl__bpe_merge *merge = right < 0 ? NULL : find_merge(m, symbols[left].id, symbols[right].id);
     if (merge) push(q, (candidate){merge->rank, left, merge->id});
 }
 
@@ -126,8 +126,8 @@ static void add(word *w, int32_t id)
 
 /* Builds the text of a character as the vocabulary has it: the prefix in front unless the character
  * is the first, the suffix behind if it is the last. */
-static nbl_status spell(const nbl__model *m, nbl__bytes *text, const char *character, size_t size, bool first,
-                        bool last)
+static nbl_status character_text(const nbl__vocab_model *m, nbl__bytes *text, const char *character,
+                                 size_t size, bool first, bool last)
 {
     text->size = 0;
     if (!first) NBL_TRY(nbl__bytes_add(m->ctx, text, m->prefix.text, m->prefix.size));
@@ -137,7 +137,7 @@ static nbl_status spell(const nbl__model *m, nbl__bytes *text, const char *chara
 
 /* Handles a character that is not in the vocabulary: byte tokens, or the unknown token, or
  * nothing. */
-static nbl_status add_unknown(const nbl__model *m, word *w, const char *text, size_t size)
+static nbl_status add_unknown(const nbl__vocab_model *m, word *w, const char *text, size_t size)
 {
     /* Byte tokens are added at once. A pending unknown token then comes after them, as upstream. */
     bool all = m->byte_fallback;
@@ -157,8 +157,8 @@ static nbl_status add_unknown(const nbl__model *m, word *w, const char *text, si
 }
 
 /* Step 1: characters to symbols. */
-static nbl_status read_symbols(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
-                               word *w)
+static nbl_status read_symbols(const nbl__vocab_model *m, nbl__vocab_scratch *s, const char *text,
+                               size_t size, word *w)
 {
     bool plain = m->prefix.size == 0 && m->suffix.size == 0;
     for (size_t at = 0; at < size;) {
@@ -168,7 +168,7 @@ static nbl_status read_symbols(const nbl__model *m, nbl__model_scratch *s, const
         size_t length = n;
         int32_t id;
         if (!plain) {
-            NBL_TRY(spell(m, &s->text, text + at, n, at == 0, at + n == size));
+            NBL_TRY(character_text(m, &s->text, text + at, n, at == 0, at + n == size));
             spelt = s->text.data;
             length = s->text.size;
             id = nbl__vocab_find(&m->vocab, spelt, length);
@@ -190,30 +190,30 @@ static nbl_status read_symbols(const nbl__model *m, nbl__model_scratch *s, const
 }
 
 /* Steps 2 and 3: merges until the heap is empty. */
-static nbl_status merge_all(const nbl__model *m, word *w, queue *q)
+static nbl_status merge_all(const nbl__vocab_model *m, word *w, queue *q)
 {
     symbol *symbols = w->symbols;
     symbols[w->count - 1].after = -1;
-    for (size_t i = 0; i + 1 < w->count; i++) offer(m, q, symbols, (int32_t)i);
+    for (size_t i = 0; i + 1 < w->count; i++) push_candidate(m, q, symbols, (int32_t)i);
     for (size_t steps = 1; q->count; steps++) {
         if (steps % 65536 == 0) NBL_TRY(nbl__progress_poll_here(m->ctx, "tokenizing"));
         candidate top = pop(q);
         symbol *left = &symbols[top.index];
         if (left->gone || left->after < 0) continue;
         symbol *right = &symbols[left->after];
-        const nbl__merge *merge = find_merge(m, left->id, right->id);
+        const nbl__bpe_merge *merge = find_merge(m, left->id, right->id);
         if (merge == NULL || merge->id != top.id) continue; /* stale: the pair has changed */
         left->id = top.id;
         left->after = right->after;
         right->gone = true;
         if (left->after >= 0) symbols[left->after].before = top.index;
-        if (left->before >= 0) offer(m, q, symbols, left->before);
-        offer(m, q, symbols, top.index);
+        if (left->before >= 0) push_candidate(m, q, symbols, left->before);
+        push_candidate(m, q, symbols, top.index);
     }
     return NBL_OK;
 }
 
-nbl_status nbl__bpe_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
+nbl_status nbl__bpe_run(const nbl__vocab_model *m, nbl__vocab_scratch *s, const char *text, size_t size,
                         nbl__ids *ids)
 {
     if (m->ignore_merges) {

@@ -152,7 +152,7 @@ static nbl_status copy_text(const source *s, const nbl__gguf_entry *entry, const
 /* Reads the texts of all tokens. The id of a token is its index in the list. */
 static nbl_status read_tokens(const source *s)
 {
-    nbl__model *m = &s->tokenizer->model;
+    nbl__vocab_model *m = &s->tokenizer->model;
     const nbl__gguf_entry *tokens = nbl__gguf_find(s->gguf, KEY("tokens"));
     if (tokens == NULL || tokens->element != NBL_GGUF_STRING || tokens->count < 1)
         return missing(s, KEY("tokens"), "a list of texts");
@@ -170,7 +170,7 @@ static nbl_status read_tokens(const source *s)
 /* Reads the scores of SentencePiece: a higher score merges first. NaN would have no order. */
 static nbl_status read_scores(const source *s)
 {
-    nbl__model *m = &s->tokenizer->model;
+    nbl__vocab_model *m = &s->tokenizer->model;
     const nbl__gguf_entry *scores = nbl__gguf_find(s->gguf, KEY("scores"));
     if (scores == NULL || scores->count != m->size) return missing(s, KEY("scores"), "one number per token");
     NBL_TRY(NBL_ALLOC(s->ctx, m->scores, m->size));
@@ -184,7 +184,7 @@ static nbl_status read_scores(const source *s)
 /* Reads the merges. Each is one text, "left right". The first byte of `left` may be a space. */
 static nbl_status read_merges(const source *s)
 {
-    nbl__model *m = &s->tokenizer->model;
+    nbl__vocab_model *m = &s->tokenizer->model;
     const nbl__gguf_entry *merges = nbl__gguf_find(s->gguf, KEY("merges"));
     if (merges == NULL || merges->element != NBL_GGUF_STRING)
         return missing(s, KEY("merges"), "a list of texts");
@@ -311,7 +311,7 @@ static nbl_status read_bpe(const source *s)
                               : NULL;
     NBL_CHECK(s->ctx, pre, NBL_ERROR_UNSUPPORTED, "%s: the pre-tokenizer \"%.*s\" is not known", s->path,
               (int)(size > 64 ? 64 : size), name);
-    t->model.kind = NBL_MODEL_BPE;
+    t->model.kind = NBL_VOCAB_MODEL_BPE;
     t->model.ignore_merges = pre->ignore_merges;
     NBL_TRY(read_merges(s));
     t->pre_tokenizers = nbl__arena_alloc(s->arena, (MAX_PATTERNS + 1) * sizeof *t->pre_tokenizers);
@@ -324,7 +324,7 @@ static nbl_status read_bpe(const source *s)
         t->pre_tokenizer_count++;
     }
     t->pre_tokenizers[t->pre_tokenizer_count++] = (nbl__pre_tokenizer){.kind = NBL_PRE_BYTE_LEVEL};
-    t->detokenizers[t->detokenizer_count++] = (nbl__decoder){.kind = NBL_DETOKENIZE_BYTE_LEVEL};
+    t->detokenizers[t->detokenizer_count++] = (nbl__detokenizer_step){.kind = NBL_DETOKENIZE_BYTE_LEVEL};
     return read_frame(s, pre->add_bos);
 }
 
@@ -335,7 +335,7 @@ static nbl_status read_spm(const source *s)
     static const nbl__slice block = {"\xe2\x96\x81", 3}, space = {" ", 1};
     nbl_tokenizer *t = s->tokenizer;
     int64_t prefix = 1, unknown;
-    t->model.kind = NBL_MODEL_SCORED;
+    t->model.kind = NBL_VOCAB_MODEL_SCORED;
     NBL_TRY(read_scores(s));
     nbl__gguf_integer(nbl__gguf_find(s->gguf, KEY("add_space_prefix")), 0, &prefix);
     if (nbl__gguf_integer(nbl__gguf_find(s->gguf, KEY("unknown_token_id")), 0, &unknown) && unknown >= 0 &&
@@ -352,12 +352,12 @@ static nbl_status read_spm(const source *s)
                                                                   .content = block};
     t->normalizers[t->normalizer_count++] = (nbl__normalizer){
         .kind = NBL_NORMALIZE_REPLACE, .regex = regex, .content = block};
-    t->detokenizers[t->detokenizer_count++] = (nbl__decoder){
+    t->detokenizers[t->detokenizer_count++] = (nbl__detokenizer_step){
         .kind = NBL_DETOKENIZE_REPLACE, .regex = back, .content = space};
-    t->detokenizers[t->detokenizer_count++] = (nbl__decoder){.kind = NBL_DETOKENIZE_BYTE_FALLBACK};
-    t->detokenizers[t->detokenizer_count++] = (nbl__decoder){.kind = NBL_DETOKENIZE_FUSE};
+    t->detokenizers[t->detokenizer_count++] = (nbl__detokenizer_step){.kind = NBL_DETOKENIZE_BYTE_FALLBACK};
+    t->detokenizers[t->detokenizer_count++] = (nbl__detokenizer_step){.kind = NBL_DETOKENIZE_FUSE};
     if (prefix)
-        t->detokenizers[t->detokenizer_count++] = (nbl__decoder){
+        t->detokenizers[t->detokenizer_count++] = (nbl__detokenizer_step){
             .kind = NBL_DETOKENIZE_STRIP, .character = ' ', .start = 1};
     return read_frame(s, true);
 }
@@ -382,7 +382,7 @@ static nbl_status read_parts(const source *s)
         return nbl__fail(s->ctx, NBL_ERROR_UNSUPPORTED,
                          "%s: the tokenizer model \"%.*s\" is not supported (gpt2 and llama are)", s->path,
                          (int)(size > 64 ? 64 : size), name);
-    nbl__model_finish(&t->model);
+    nbl__vocab_model_finish(&t->model);
     return read_added(s);
 }
 

@@ -9,7 +9,7 @@
 
 #include "text/chars.h"
 
-void nbl__model_close(nbl__model *m)
+void nbl__vocab_model_close(nbl__vocab_model *m)
 {
     nbl__vocab_close(&m->vocab);
     nbl__free(m->ctx, m->merges, m->merge_slots * sizeof *m->merges);
@@ -17,7 +17,7 @@ void nbl__model_close(nbl__model *m)
     nbl__trie_close(&m->trie);
 }
 
-void nbl__model_scratch_free(nbl__model_scratch *s)
+void nbl__vocab_scratch_free(nbl__vocab_scratch *s)
 {
     for (int i = 0; i < 3; i++) nbl__free(s->ctx, s->memory[i], s->room[i]);
     nbl__bytes_free(s->ctx, &s->text);
@@ -26,7 +26,7 @@ void nbl__model_scratch_free(nbl__model_scratch *s)
 
 /* Fills the two tables that make look-ups of frequent keys an index: byte tokens <0x00> … <0xFF>,
  * and the tokens of single characters below the size of `single`. */
-void nbl__model_finish(nbl__model *m)
+void nbl__vocab_model_finish(nbl__vocab_model *m)
 {
     for (int i = 0; i < 256; i++) {
         char name[8];
@@ -40,7 +40,7 @@ void nbl__model_finish(nbl__model *m)
 }
 
 /* Appends the unknown token. */
-static nbl_status unknown(const nbl__model *m, nbl__ids *ids)
+static nbl_status unknown(const nbl__vocab_model *m, nbl__ids *ids)
 {
     NBL_CHECK(m->ctx, m->unknown >= 0, NBL_ERROR_FORMAT,
               "tokenizer.json: the text holds an unknown word, and unk_token \"%s\" is not in vocab",
@@ -49,7 +49,7 @@ static nbl_status unknown(const nbl__model *m, nbl__ids *ids)
 }
 
 /* WordLevel: the whole piece is one token. */
-static nbl_status wordlevel_run(const nbl__model *m, const char *text, size_t size, nbl__ids *ids)
+static nbl_status wordlevel_run(const nbl__vocab_model *m, const char *text, size_t size, nbl__ids *ids)
 {
     int32_t id = nbl__vocab_find(&m->vocab, text, size);
     return id >= 0 ? nbl__ids_add(m->ctx, ids, id) : unknown(m, ids);
@@ -58,7 +58,7 @@ static nbl_status wordlevel_run(const nbl__model *m, const char *text, size_t si
 /* WordPiece, greedy: the longest token from each position. A token inside a word has the prefix
  * ("##") in the vocabulary. If a position has no token, the whole word becomes the unknown token.
  * Quadratic in the length of a word, which longest_word bounds. */
-nbl_status nbl__wordpiece_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
+nbl_status nbl__wordpiece_run(const nbl__vocab_model *m, nbl__vocab_scratch *s, const char *text, size_t size,
                               nbl__ids *ids)
 {
     size_t before = ids->count;
@@ -88,15 +88,15 @@ nbl_status nbl__wordpiece_run(const nbl__model *m, nbl__model_scratch *s, const 
     return NBL_OK;
 }
 
-nbl_status nbl__model_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
-                          nbl__ids *ids)
+nbl_status nbl__vocab_model_run(const nbl__vocab_model *m, nbl__vocab_scratch *s, const char *text,
+                                size_t size, nbl__ids *ids)
 {
     switch (m->kind) {
-    case NBL_MODEL_BPE: return nbl__bpe_run(m, s, text, size, ids);
-    case NBL_MODEL_UNIGRAM: return nbl__unigram_run(m, s, text, size, ids);
-    case NBL_MODEL_WORDPIECE: return nbl__wordpiece_run(m, s, text, size, ids);
-    case NBL_MODEL_SCORED: return nbl__scored_run(m, s, text, size, ids);
-    case NBL_MODEL_WORDLEVEL: break;
+    case NBL_VOCAB_MODEL_BPE: return nbl__bpe_run(m, s, text, size, ids);
+    case NBL_VOCAB_MODEL_UNIGRAM: return nbl__unigram_run(m, s, text, size, ids);
+    case NBL_VOCAB_MODEL_WORDPIECE: return nbl__wordpiece_run(m, s, text, size, ids);
+    case NBL_VOCAB_MODEL_SCORED: return nbl__scored_run(m, s, text, size, ids);
+    case NBL_VOCAB_MODEL_WORDLEVEL: break;
     }
     return wordlevel_run(m, text, size, ids);
 }

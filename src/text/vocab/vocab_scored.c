@@ -19,7 +19,7 @@ typedef struct candidate {
 } candidate;
 
 typedef struct merging {
-    const nbl__model *model;
+    const nbl__vocab_model *model;
     const char *text;
     symbol *symbols;
     candidate *heap; /* the next pair first */
@@ -56,7 +56,7 @@ static candidate pop(merging *g)
 
 /* Adds the pair of symbol `left` and its right neighbour to the heap, if the joined text is a
  * token. */
-static void offer(merging *g, int32_t left)
+static void push_candidate(merging *g, int32_t left)
 {
     int32_t right = left < 0 ? -1 : g->symbols[left].after;
     if (right < 0) return;
@@ -68,7 +68,7 @@ static void offer(merging *g, int32_t left)
 
 /* Appends the id of a symbol, or the ids of its bytes. A byte without a token becomes the unknown
  * token. */
-static nbl_status add(const nbl__model *m, const char *text, size_t size, nbl__ids *ids)
+static nbl_status add(const nbl__vocab_model *m, const char *text, size_t size, nbl__ids *ids)
 {
     int32_t id = nbl__vocab_find(&m->vocab, text, size);
     if (id >= 0) return nbl__ids_add(m->ctx, ids, id);
@@ -81,7 +81,7 @@ static nbl_status add(const nbl__model *m, const char *text, size_t size, nbl__i
 
 /* The same steps as vocab_bpe.c: symbols, candidates, merges, ids. A candidate is stale if the
  * sizes of its symbols have changed, since a symbol only ever grows or disappears. */
-nbl_status nbl__scored_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
+nbl_status nbl__scored_run(const nbl__vocab_model *m, nbl__vocab_scratch *s, const char *text, size_t size,
                            nbl__ids *ids)
 {
     NBL_CHECK(m->ctx, size < INT32_MAX / 8, NBL_ERROR_UNSUPPORTED,
@@ -96,7 +96,7 @@ nbl_status nbl__scored_run(const nbl__model *m, nbl__model_scratch *s, const cha
         at += length;
     }
     g.symbols[n - 1].after = -1;
-    for (int32_t i = 0; i + 1 < n; i++) offer(&g, i);
+    for (int32_t i = 0; i + 1 < n; i++) push_candidate(&g, i);
     for (size_t steps = 1; g.count; steps++) {
         if (steps % 65536 == 0) NBL_TRY(nbl__progress_poll_here(m->ctx, "tokenizing"));
         candidate top = pop(&g);
@@ -106,8 +106,8 @@ nbl_status nbl__scored_run(const nbl__model *m, nbl__model_scratch *s, const cha
         right->size = 0;
         left->after = right->after;
         if (left->after >= 0) g.symbols[left->after].before = top.left;
-        offer(&g, left->before);
-        offer(&g, top.left);
+        push_candidate(&g, left->before);
+        push_candidate(&g, top.left);
     }
     for (int32_t i = 0; i >= 0; i = g.symbols[i].after)
         NBL_TRY(add(m, text + g.symbols[i].begin, g.symbols[i].size, ids));

@@ -20,7 +20,7 @@ typedef struct node {
     int32_t id;   /* the last token */
 } node;
 
-nbl_status nbl__unigram_build(nbl__model *m, const char *where)
+nbl_status nbl__unigram_build(nbl__vocab_model *m, const char *where)
 {
     NBL_TRY(nbl__trie_open(m->ctx, &m->trie));
     m->lowest = __builtin_inf();
@@ -41,7 +41,7 @@ static void reach(node *to, double score, size_t from, int32_t id)
 }
 
 /* Fills the nodes from left to right. */
-static nbl_status find_best(const nbl__model *m, const char *text, size_t size, node *nodes)
+static nbl_status find_best(const nbl__vocab_model *m, const char *text, size_t size, node *nodes)
 {
     double unknown_score = m->lowest - unknown_penalty;
     for (size_t begin = 0, steps = 0; begin < size;) {
@@ -74,7 +74,7 @@ static nbl_status find_best(const nbl__model *m, const char *text, size_t size, 
 
 /* Appends the id of a span, or the ids of its bytes, or the unknown token. A run of unknown
  * characters is looked up again, as upstream does: as a whole it can be a token. */
-static nbl_status add_span(const nbl__model *m, const char *text, size_t size, nbl__ids *ids)
+static nbl_status add_span(const nbl__vocab_model *m, const char *text, size_t size, nbl__ids *ids)
 {
     int32_t id = nbl__vocab_find(&m->vocab, text, size);
     if (id >= 0) return nbl__ids_add(m->ctx, ids, id);
@@ -85,7 +85,7 @@ static nbl_status add_span(const nbl__model *m, const char *text, size_t size, n
     return NBL_OK;
 }
 
-nbl_status nbl__unigram_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
+nbl_status nbl__unigram_run(const nbl__vocab_model *m, nbl__vocab_scratch *s, const char *text, size_t size,
                             nbl__ids *ids)
 {
     NBL_TRY(nbl__scratch_grow(s->ctx, &s->memory[0], &s->room[0], 0, (size + 1) * sizeof(node), 1));

@@ -47,17 +47,17 @@ typedef struct item {
 
 static size_t layout(int64_t size, uint8_t *base, item *it)
 {
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     it->wide = padded(size);
-    NBL_CUT(&cut, it->q, BLOCK * (it->wide + 32));
-    NBL_CUT(&cut, it->p, BLOCK * P_LD);
-    NBL_CUT(&cut, it->rest_k, PANEL * it->wide);
-    NBL_CUT(&cut, it->rest_v, PANEL * it->wide);
-    NBL_CUT(&cut, it->s, BLOCK * KEYS_LD);
-    NBL_CUT(&cut, it->o, BLOCK * (it->wide + 16));
-    NBL_CUT(&cut, it->sum, BLOCK * W);
-    NBL_CUT(&cut, it->top, BLOCK);
-    return cut.used;
+    NBL_BUMP_ALLOC(&bump, it->q, BLOCK * (it->wide + 32));
+    NBL_BUMP_ALLOC(&bump, it->p, BLOCK * P_LD);
+    NBL_BUMP_ALLOC(&bump, it->rest_k, PANEL * it->wide);
+    NBL_BUMP_ALLOC(&bump, it->rest_v, PANEL * it->wide);
+    NBL_BUMP_ALLOC(&bump, it->s, BLOCK * KEYS_LD);
+    NBL_BUMP_ALLOC(&bump, it->o, BLOCK * (it->wide + 16));
+    NBL_BUMP_ALLOC(&bump, it->sum, BLOCK * W);
+    NBL_BUMP_ALLOC(&bump, it->top, BLOCK);
+    return bump.used;
 }
 
 static int64_t forward_floats(int64_t size, int64_t ld)
@@ -125,15 +125,15 @@ static TARGET_AMX void forward_rows(const item *it, int64_t r, int64_t from, boo
 {
     const nbl__attention_job *job = it->job;
     int64_t count = nbl__min_i64(PANEL, it->rows - r), wide = it->wide, o_ld = wide + 16;
-    nbl__outlook view = {job->a, false, it->b->n, it->b->at, from, nbl__min_i64(KEYS, it->b->n - from)};
-    nbl__span tile = nbl__seen_by(&view, r, count);
+    nbl__mask_view view = {job->a, false, it->b->n, it->b->at, from, nbl__min_i64(KEYS, it->b->n - from)};
+    nbl__span tile = nbl__visible_range(&view, r, count);
     if (tile.first == tile.end) return;
     int64_t first = tile.first / PANEL * PANEL, end = nbl__ceil_div(tile.end, PANEL) * PANEL;
     for (int64_t p = first; p < end; p += PANEL)
         multiply_32x32(false, it->s + r * KEYS_LD + p, KEYS_LD, it->q + r * (wide + 32), wide + 32,
                        panel_at(it, job->kt16, it->rest_k, from + p), TILE, wide / 32 * TILE, wide / 32);
     for (int64_t i = r; i < r + count; i++) {
-        nbl__span seen = nbl__seen_by(&view, i, 1);
+        nbl__span seen = nbl__visible_range(&view, i, 1);
         float factor = softmax_row(it, i, seen, first, end), *o = it->o + i * o_ld;
         if (factor != 1)
             for (int64_t d = 0; d < wide; d += W)
@@ -160,14 +160,14 @@ static TARGET_AMX void finish_row(const item *it, int64_t r)
     const nbl__attention *a = job->a;
     int64_t token = it->b->first + it->b->at + r;
     float total = _mm512_reduce_add_ps(_mm512_loadu_ps(it->sum + r * W)), top = it->top[r], factor = 1;
-    if (nbl__given(&a->sinks)) {
+    if (nbl__has_data(&a->sinks)) {
         float sink = nbl__attention_sink(&a->sinks, it->head) * 1.44269504f,
               largest = sink > top ? sink : top;
         factor = exp2f(top - largest);
         total = total * factor + exp2f(sink - largest);
         top = largest;
     }
-    if (nbl__given(&a->lse))
+    if (nbl__has_data(&a->lse))
         ((float *)a->lse.data)[token * job->heads + it->head] = (float)(((double)top + log2((double)total)) *
                                                                         0.69314718055994531);
     float *o = it->o + r * (it->wide + 16);
@@ -199,8 +199,8 @@ static TARGET_AMX void forward_block(const nbl__attention_job *job, int64_t bloc
     memset(it.sum, 0, BLOCK * W * sizeof *it.sum);
     for (int64_t r = 0; r < it.rows; r++) it.top[r] = -INFINITY;
 
-    nbl__outlook all = {a, false, b->n, b->at, 0, b->n};
-    nbl__span seen = nbl__seen_by(&all, 0, it.rows);
+    nbl__mask_view all = {a, false, b->n, b->at, 0, b->n};
+    nbl__span seen = nbl__visible_range(&all, 0, it.rows);
     int64_t rest = b->n % PANEL;
     if (rest != 0 && seen.end > b->n - rest) {
         pack_transposed(&a->k, b->first + b->n - rest, it.key_head, rest, it.rest_k);

@@ -89,22 +89,22 @@ typedef struct query_block {
 
 static size_t layout(int64_t size, uint8_t *base, key_block *kb)
 {
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     int64_t wide = kb->wide = padded(size);
-    NBL_CUT(&cut, kb->k, BLOCK * (wide + 32));
-    NBL_CUT(&cut, kb->v, BLOCK * (wide + 32));
-    NBL_CUT(&cut, kb->kt, wide * P_LD);
-    NBL_CUT(&cut, kb->p, BLOCK * P_LD);
-    NBL_CUT(&cut, kb->ds, BLOCK * P_LD);
-    NBL_CUT(&cut, kb->ds_paired, 2 * (BLOCK / 16) * TILE);
-    for (int i = 0; i < 4; i++) NBL_CUT(&cut, kb->rest[i], PANEL * wide);
-    NBL_CUT(&cut, kb->s, BLOCK * S_LD);
-    NBL_CUT(&cut, kb->dp, BLOCK * S_LD);
-    NBL_CUT(&cut, kb->dk, BLOCK * (wide + 16));
-    NBL_CUT(&cut, kb->dv, BLOCK * (wide + 16));
-    NBL_CUT(&cut, kb->dqt, wide * BLOCK);
-    NBL_CUT(&cut, kb->sums, BLOCK);
-    return cut.used;
+    NBL_BUMP_ALLOC(&bump, kb->k, BLOCK * (wide + 32));
+    NBL_BUMP_ALLOC(&bump, kb->v, BLOCK * (wide + 32));
+    NBL_BUMP_ALLOC(&bump, kb->kt, wide * P_LD);
+    NBL_BUMP_ALLOC(&bump, kb->p, BLOCK * P_LD);
+    NBL_BUMP_ALLOC(&bump, kb->ds, BLOCK * P_LD);
+    NBL_BUMP_ALLOC(&bump, kb->ds_paired, 2 * (BLOCK / 16) * TILE);
+    for (int i = 0; i < 4; i++) NBL_BUMP_ALLOC(&bump, kb->rest[i], PANEL * wide);
+    NBL_BUMP_ALLOC(&bump, kb->s, BLOCK * S_LD);
+    NBL_BUMP_ALLOC(&bump, kb->dp, BLOCK * S_LD);
+    NBL_BUMP_ALLOC(&bump, kb->dk, BLOCK * (wide + 16));
+    NBL_BUMP_ALLOC(&bump, kb->dv, BLOCK * (wide + 16));
+    NBL_BUMP_ALLOC(&bump, kb->dqt, wide * BLOCK);
+    NBL_BUMP_ALLOC(&bump, kb->sums, BLOCK);
+    return bump.used;
 }
 
 int64_t nbl__attention_backward_floats_amx(int64_t size, int64_t ld)
@@ -147,10 +147,10 @@ static TARGET_AMX query_block query_block_of(const key_block *kb, int64_t index,
 }
 
 /* Does any of the 32 queries from c on see any of the 32 keys from r on? */
-static bool meet(const nbl__outlook *of_keys, int64_t r, int64_t rows, int64_t c)
+static bool is_visible(const nbl__mask_view *of_keys, int64_t r, int64_t rows, int64_t c)
 {
     if (r >= rows) return false;
-    nbl__span seen = nbl__seen_by(of_keys, r, nbl__min_i64(PANEL, rows - r));
+    nbl__span seen = nbl__visible_range(of_keys, r, nbl__min_i64(PANEL, rows - r));
     return seen.first < c + PANEL && seen.end > c && seen.first < seen.end;
 }
 
@@ -182,12 +182,12 @@ static inline TARGET_AMX void differentiate(const nbl__attention_job *job, const
 
 /* Sᵀ and dPᵀ become Pᵀ, dSᵀ, and dSᵀ in pairs; two keys at a time. */
 static TARGET_AMX void differentiate_block(const key_block *kb, const query_block *qb,
-                                           const nbl__outlook *of_keys)
+                                           const nbl__mask_view *of_keys)
 {
     const nbl__attention_job *job = kb->job;
     int64_t keys = nbl__ceil_div(kb->rows, PANEL) * PANEL;
     nbl__span seen[BLOCK] = {{0, 0}};
-    for (int64_t j = 0; j < kb->rows; j++) seen[j] = nbl__seen_by(of_keys, j, 1);
+    for (int64_t j = 0; j < kb->rows; j++) seen[j] = nbl__visible_range(of_keys, j, 1);
     for (int64_t c = 0; c < BLOCK; c += W) {
         __mmask16 there = mask_of((nbl__span){0, qb->rows}, c);
         __m512 lse = _mm512_maskz_loadu_ps(there, job->lse + qb->at + c);
@@ -215,14 +215,14 @@ static TARGET_AMX void differentiate_block(const key_block *kb, const query_bloc
 }
 
 /* C[keys, wide] += left[keys, queries] · (the paired panels): dV and dK. */
-static TARGET_AMX void add_keys(const key_block *kb, const query_block *qb, const nbl__outlook *of_keys,
+static TARGET_AMX void add_keys(const key_block *kb, const query_block *qb, const nbl__mask_view *of_keys,
                                 const uint16_t *left, const uint16_t *const panels[2], float *c)
 {
     int64_t ld = kb->wide + 16;
     bool together = qb->rows == BLOCK; /* the second panel follows the first */
     for (int64_t r = 0; r < kb->rows; r += PANEL) {
-        bool first = meet(of_keys, r, kb->rows, 0);
-        bool second = qb->rows > PANEL && meet(of_keys, r, kb->rows, PANEL);
+        bool first = is_visible(of_keys, r, kb->rows, 0);
+        bool second = qb->rows > PANEL && is_visible(of_keys, r, kb->rows, PANEL);
         for (int64_t d = 0; d < kb->wide; d += 32) {
             float *to = c + r * ld + d;
             const uint16_t *a = left + r * P_LD;
@@ -238,11 +238,11 @@ static TARGET_AMX void add_keys(const key_block *kb, const query_block *qb, cons
 }
 
 /* dQᵀ[wide, 64] = (add ? dQᵀ : 0) + Kᵀ·dSᵀ. */
-static TARGET_AMX void add_queries(const key_block *kb, const nbl__outlook *of_keys, bool add, float *dqt)
+static TARGET_AMX void add_queries(const key_block *kb, const nbl__mask_view *of_keys, bool add, float *dqt)
 {
     int64_t panels = nbl__ceil_div(kb->rows, PANEL);
     for (int64_t c = 0; c < BLOCK; c += PANEL) {
-        if (add && !meet(of_keys, 0, kb->rows, c) && !meet(of_keys, PANEL, kb->rows, c)) continue;
+        if (add && !is_visible(of_keys, 0, kb->rows, c) && !is_visible(of_keys, PANEL, kb->rows, c)) continue;
         for (int64_t d = 0; d < kb->wide; d += 32)
             multiply_32x32(add, dqt + d * BLOCK + c, BLOCK, kb->kt + d * P_LD, P_LD,
                            kb->ds_paired + c / 16 * TILE, BLOCK / 16 * TILE, TILE, panels);
@@ -251,13 +251,13 @@ static TARGET_AMX void add_queries(const key_block *kb, const nbl__outlook *of_k
 
 /* The same three products, over exactly what is seen. For non-finite operands: 0 · NaN must not
  * leak. */
-static TARGET_AMX void add_non_finite(const key_block *kb, const query_block *qb, const nbl__outlook *of_keys,
-                                      float *dqt)
+static TARGET_AMX void add_non_finite(const key_block *kb, const query_block *qb,
+                                      const nbl__mask_view *of_keys, float *dqt)
 {
     const nbl__attention *a = kb->job->a;
     int64_t ld = kb->wide + 16;
     for (int64_t j = 0; j < kb->rows; j++) {
-        nbl__span seen = nbl__seen_by(of_keys, j, 1);
+        nbl__span seen = nbl__visible_range(of_keys, j, 1);
         for (int64_t i = seen.first; i < seen.end; i++) {
             int64_t token = qb->b->first + qb->b->at + i;
             const uint16_t *q = row_at(&a->q, token, qb->head), *dout = row_at(&a->dout, token, qb->head);
@@ -297,10 +297,10 @@ static TARGET_AMX void backward_tile(const key_block *kb, int64_t index, int64_t
     const nbl__attention *a = job->a;
     query_block qb = query_block_of(kb, index, head);
     int64_t a_ld = kb->wide + 32, steps = kb->wide / 32;
-    nbl__outlook of_keys = {a, true, qb.b->n, kb->b->at, qb.b->at, qb.rows};
+    nbl__mask_view of_keys = {a, true, qb.b->n, kb->b->at, qb.b->at, qb.rows};
     for (int64_t r = 0; r < kb->rows; r += PANEL)
         for (int64_t c = 0; c < qb.rows; c += PANEL) {
-            if (!meet(&of_keys, r, kb->rows, c)) continue;
+            if (!is_visible(&of_keys, r, kb->rows, c)) continue;
             multiply_32x32(false, kb->s + r * S_LD + c, S_LD, kb->k + r * a_ld, a_ld,
                            qb.q_transposed[c / PANEL], TILE, steps * TILE, steps);
             multiply_32x32(false, kb->dp + r * S_LD + c, S_LD, kb->v + r * a_ld, a_ld,
@@ -308,11 +308,11 @@ static TARGET_AMX void backward_tile(const key_block *kb, int64_t index, int64_t
         }
     differentiate_block(kb, &qb, &of_keys);
     bool non_finite = kb->non_finite || job->q_non_finite[index * job->heads + head];
-    if (!non_finite && nbl__given(&a->dv)) add_keys(kb, &qb, &of_keys, kb->p, qb.dout_paired, kb->dv);
-    if (!non_finite && nbl__given(&a->dk)) add_keys(kb, &qb, &of_keys, kb->ds, qb.q_paired, kb->dk);
+    if (!non_finite && nbl__has_data(&a->dv)) add_keys(kb, &qb, &of_keys, kb->p, qb.dout_paired, kb->dv);
+    if (!non_finite && nbl__has_data(&a->dk)) add_keys(kb, &qb, &of_keys, kb->ds, qb.q_paired, kb->dk);
 
     int turns, turn = nbl__attention_await(job, kb->b, index, head, &turns);
-    bool wanted = nbl__given(&a->dq);
+    bool wanted = nbl__has_data(&a->dq);
     float *kept = job->dq + qb.at * kb->wide, *dqt = wanted && qb.rows == BLOCK ? kept : kb->dqt;
     for (int64_t i = 0; i < qb.rows; i++)
         job->sums[qb.at + i] = kb->sums[i] + (turn == 0 ? 0 : job->sums[qb.at + i]);
@@ -397,14 +397,14 @@ TARGET_AMX void nbl__attention_backward_amx(const nbl__attention_job *job, int64
     memset(kb.dv, 0, (size_t)(BLOCK * (kb.wide + 16)) * sizeof *kb.dv);
 
     _tile_loadconfig(&nbl__amx_tiles);
-    nbl__outlook all = {a, true, b->n, b->at, 0, b->n};
-    nbl__span queries = nbl__seen_by(&all, 0, kb.rows);
+    nbl__mask_view all = {a, true, b->n, b->at, 0, b->n};
+    nbl__span queries = nbl__visible_range(&all, 0, kb.rows);
     for (int64_t h = key_head * job->group; h < (key_head + 1) * job->group; h++)
         for (int64_t i = nbl__ceil_div(queries.end, BLOCK) - 1; i >= queries.first / BLOCK; i--)
             backward_tile(&kb, b->base + i, h);
     _tile_release();
-    if (nbl__given(&a->dk)) write_keys(&kb, &a->dk, job->dq_factor, kb.dk);
-    if (nbl__given(&a->dv)) write_keys(&kb, &a->dv, 1, kb.dv);
+    if (nbl__has_data(&a->dk)) write_keys(&kb, &a->dk, job->dq_factor, kb.dk);
+    if (nbl__has_data(&a->dv)) write_keys(&kb, &a->dv, 1, kb.dv);
 }
 
 #endif

@@ -85,40 +85,40 @@ static size_t layout(const nbl_context *ctx, const nbl__attention *a, bool backw
     job->dq_factor = scale;
     job->dk_factor = capped ? a->softcap : 0.693147181f;
 
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     int64_t sequences = nbl__min_i64(a->cu_seqlens.shape[0] - 1, job->tokens);
     int64_t blocks = job->tokens / NBL_ATTENTION_BLOCK + sequences; /* an upper bound */
-    NBL_CUT(&cut, job->blocks, blocks);
+    NBL_BUMP_ALLOC(&bump, job->blocks, blocks);
     int64_t wide = s->tiles->bf16 ? nbl__ceil_div(job->size, 32) * 32 : job->ld;
     if (backward) {
         int64_t rows = job->heads * job->tokens, singles = s->tiles->bf16 ? 0 : rows * job->ld;
         int64_t halves = s->tiles->bf16 ? rows * wide : 0;
-        NBL_CUT(&cut, job->q, singles);
-        NBL_CUT(&cut, job->dout, singles);
-        NBL_CUT(&cut, job->q_transposed, halves);
-        NBL_CUT(&cut, job->q_paired, halves);
-        NBL_CUT(&cut, job->dout_transposed, halves);
-        NBL_CUT(&cut, job->dout_paired, halves);
-        NBL_CUT(&cut, job->dq, nbl__given(&a->dq) || base == NULL ? rows * wide : 0);
-        NBL_CUT(&cut, job->lse, rows);
-        NBL_CUT(&cut, job->delta, rows);
-        NBL_CUT(&cut, job->sums, rows);
-        NBL_CUT(&cut, job->q_non_finite, blocks * job->heads);
-        NBL_CUT(&cut, job->done, blocks * job->heads);
+        NBL_BUMP_ALLOC(&bump, job->q, singles);
+        NBL_BUMP_ALLOC(&bump, job->dout, singles);
+        NBL_BUMP_ALLOC(&bump, job->q_transposed, halves);
+        NBL_BUMP_ALLOC(&bump, job->q_paired, halves);
+        NBL_BUMP_ALLOC(&bump, job->dout_transposed, halves);
+        NBL_BUMP_ALLOC(&bump, job->dout_paired, halves);
+        NBL_BUMP_ALLOC(&bump, job->dq, nbl__has_data(&a->dq) || base == NULL ? rows * wide : 0);
+        NBL_BUMP_ALLOC(&bump, job->lse, rows);
+        NBL_BUMP_ALLOC(&bump, job->delta, rows);
+        NBL_BUMP_ALLOC(&bump, job->sums, rows);
+        NBL_BUMP_ALLOC(&bump, job->q_non_finite, blocks * job->heads);
+        NBL_BUMP_ALLOC(&bump, job->done, blocks * job->heads);
     } else if (s->tiles->bf16) {
-        NBL_CUT(&cut, job->kt16, job->key_heads * job->tokens * wide);
-        NBL_CUT(&cut, job->v16, job->key_heads * job->tokens * wide);
-        NBL_CUT(&cut, job->v_non_finite, blocks * job->key_heads);
+        NBL_BUMP_ALLOC(&bump, job->kt16, job->key_heads * job->tokens * wide);
+        NBL_BUMP_ALLOC(&bump, job->v16, job->key_heads * job->tokens * wide);
+        NBL_BUMP_ALLOC(&bump, job->v_non_finite, blocks * job->key_heads);
     } else {
-        NBL_CUT(&cut, job->kt, job->key_heads * job->tokens * job->size + 2 * s->tiles->vector);
-        NBL_CUT(&cut, job->v, job->key_heads * job->tokens * job->ld);
-        NBL_CUT(&cut, job->v_non_finite, blocks * job->key_heads);
+        NBL_BUMP_ALLOC(&bump, job->kt, job->key_heads * job->tokens * job->size + 2 * s->tiles->vector);
+        NBL_BUMP_ALLOC(&bump, job->v, job->key_heads * job->tokens * job->ld);
+        NBL_BUMP_ALLOC(&bump, job->v_non_finite, blocks * job->key_heads);
     }
     job->worker_floats = backward ? s->tiles->backward_floats(job->size, job->ld)
                                   : s->tiles->forward_floats(job->size, job->ld);
     job->worker_floats = nbl__ceil_div(job->worker_floats, 1024) * 1024 + 64 * 17;
-    NBL_CUT(&cut, job->worker, job->worker_floats * nbl__team_size(ctx, INT64_MAX));
-    return cut.used;
+    NBL_BUMP_ALLOC(&bump, job->worker, job->worker_floats * nbl__team_size(ctx, INT64_MAX));
+    return bump.used;
 }
 
 static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
@@ -221,7 +221,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     find_blocks(&s);
     NBL_TRY(nbl__team_run(call->ctx, s.job.block_count * s.job.heads, pack_queries, &s, NULL));
     NBL_TRY(nbl__team_run(call->ctx, s.job.block_count * s.job.key_heads, backward_item, &s, NULL));
-    if (!nbl__given(&a->dsinks)) return NBL_OK;
+    if (!nbl__has_data(&a->dsinks)) return NBL_OK;
     return nbl__team_run(call->ctx, s.job.heads, sink_item, &s, NULL);
 }
 
@@ -255,12 +255,12 @@ static size_t decode_layout(const nbl_context *ctx, const nbl__attention_decode 
     s->worker_floats = (s->heads + NBL_ATTENTION_WIDEN * s->key_heads) * s->padded +
                        s->heads * NBL_ATTENTION_CHUNK + 16;
     int64_t parts = a->q.shape[0] * s->chunks * s->heads;
-    nbl__cut cut = {base, 0};
-    NBL_CUT(&cut, s->out, parts * s->padded);
-    NBL_CUT(&cut, s->top, parts);
-    NBL_CUT(&cut, s->sum, parts);
-    NBL_CUT(&cut, s->worker, s->worker_floats * nbl__team_size(ctx, INT64_MAX));
-    return cut.used;
+    nbl__bump bump = {base, 0};
+    NBL_BUMP_ALLOC(&bump, s->out, parts * s->padded);
+    NBL_BUMP_ALLOC(&bump, s->top, parts);
+    NBL_BUMP_ALLOC(&bump, s->sum, parts);
+    NBL_BUMP_ALLOC(&bump, s->worker, s->worker_floats * nbl__team_size(ctx, INT64_MAX));
+    return bump.used;
 }
 
 static size_t decode_scratch(const nbl_context *ctx, const void *arguments)
@@ -326,7 +326,7 @@ static nbl_status join_item(void *argument, int64_t item, int worker)
     int64_t b = item / s->heads, head = item % s->heads;
     float sink = -INFINITY, top = -INFINITY, total = 0;
     (void)worker;
-    if (nbl__given(&a->sinks)) sink = nbl__attention_sink(&a->sinks, head) * log2_e;
+    if (nbl__has_data(&a->sinks)) sink = nbl__attention_sink(&a->sinks, head) * log2_e;
     top = sink;
     float *out = NULL;
     for (int64_t c = 0; c < s->chunks; c++) {
@@ -335,7 +335,7 @@ static nbl_status join_item(void *argument, int64_t item, int worker)
         if (seen.first < seen.end && s->top[part] > top) top = s->top[part];
     }
     if (top == -INFINITY) top = 0; /* only NaN or -inf: the result shows it */
-    if (nbl__given(&a->sinks)) total = exp2f(sink - top);
+    if (nbl__has_data(&a->sinks)) total = exp2f(sink - top);
     for (int64_t c = 0; c < s->chunks; c++) {
         nbl__span seen = chunk_of(s, b, c);
         int64_t part = (b * s->chunks + c) * s->heads + head;

@@ -112,7 +112,7 @@ static inline float nbl__attention_sink(const nbl_tensor *sinks, int64_t head)
 }
 
 /* The queries [first, end) of a sequence of n that see key j. */
-static inline nbl__span nbl__attention_seers(bool causal, int64_t window, int64_t j, int64_t n)
+static inline nbl__span nbl__attention_visible_queries(bool causal, int64_t window, int64_t j, int64_t n)
 {
     if (!causal) return nbl__attention_span(false, window, j, n); /* symmetric */
     return (nbl__span){j, window > 0 && n - j > window ? j + window : n};
@@ -120,21 +120,21 @@ static inline nbl__span nbl__attention_seers(bool causal, int64_t window, int64_
 
 /* What a run of rows sees: keys if the rows are queries, queries if the rows are
  * keys. Positions are relative to `from` and clamped to 0 … n. */
-typedef struct nbl__outlook {
+typedef struct nbl__mask_view {
     const nbl__attention *a;
     bool of_keys; /* the rows are keys */
     int64_t length, row_at, from, n;
-} nbl__outlook;
+} nbl__mask_view;
 
 /* The union of what `rows` rows from row r see. */
-static inline nbl__span nbl__seen_by(const nbl__outlook *view, int64_t r, int64_t rows)
+static inline nbl__span nbl__visible_range(const nbl__mask_view *view, int64_t r, int64_t rows)
 {
     int64_t i = view->row_at + r, last = i + rows - 1;
     const nbl__attention *a = view->a;
     nbl__span top, bottom;
     if (view->of_keys) {
-        top = nbl__attention_seers(a->causal, a->window, i, view->length);
-        bottom = nbl__attention_seers(a->causal, a->window, last, view->length);
+        top = nbl__attention_visible_queries(a->causal, a->window, i, view->length);
+        bottom = nbl__attention_visible_queries(a->causal, a->window, last, view->length);
     } else {
         top = nbl__attention_span(a->causal, a->window, i, view->length);
         bottom = nbl__attention_span(a->causal, a->window, last, view->length);
@@ -152,8 +152,8 @@ static inline int nbl__attention_await(const nbl__attention_job *job, const nbl_
                                        int64_t query_block, int64_t head, int *turns)
 {
     const nbl__attention_block *b = &job->blocks[query_block];
-    nbl__outlook all = {job->a, false, b->n, b->at, 0, b->n};
-    nbl__span seen = nbl__seen_by(&all, 0, nbl__min_i64(NBL_ATTENTION_BLOCK, b->n - b->at));
+    nbl__mask_view all = {job->a, false, b->n, b->at, 0, b->n};
+    nbl__span seen = nbl__visible_range(&all, 0, nbl__min_i64(NBL_ATTENTION_BLOCK, b->n - b->at));
     int first = (int)(seen.first / NBL_ATTENTION_BLOCK), turn = (int)(keys->at / NBL_ATTENTION_BLOCK) - first;
     const atomic_int *done = &job->done[query_block * job->heads + head];
     *turns = (int)nbl__ceil_div(seen.end, NBL_ATTENTION_BLOCK) - first;

@@ -6,8 +6,8 @@
  *
  * exp2: x = n + f with n whole and |f| <= 1/2; a polynomial in f, scaled by 2^n.
  * tanh: an odd polynomial below 0.625 (Cephes), above it 1 - 2 / (e^2|x| + 1). */
-#ifndef NBL_VMATH_ATTENTION_H
-#define NBL_VMATH_ATTENTION_H
+#ifndef NBL_ATTENTION_VMATH_H
+#define NBL_ATTENTION_VMATH_H
 
 #if defined(__x86_64__)
 

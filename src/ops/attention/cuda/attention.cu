@@ -369,14 +369,14 @@ namespace nbl_cuda
 /* Scratch: lse2 | delta | sums, f32 [Hq, T] each. With base NULL it only returns the size. */
 static size_t cut_rows(const nbl__attention *a, uint8_t *base, attention_rows *rows)
 {
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     size_t bytes = static_cast<size_t>(a->q.shape[0] * a->q.shape[1]) * sizeof(float);
-    rows->lse2 = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
-    rows->delta = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
+    rows->lse2 = static_cast<float *>(nbl__bump_alloc(&bump, bytes));
+    rows->delta = static_cast<float *>(nbl__bump_alloc(&bump, bytes));
     rows->sums = static_cast<float *>(
-        nbl__cut_bytes(&cut, bytes)); /* always counted: dsinks may be given only at the run */
-    if (!nbl__given(&a->dsinks)) rows->sums = NULL;
-    return cut.used;
+        nbl__bump_alloc(&bump, bytes)); /* always counted: dsinks may be given only at the run */
+    if (!nbl__has_data(&a->dsinks)) rows->sums = NULL;
+    return bump.used;
 }
 
 size_t attention_backward_scratch(const nbl_context *ctx, const void *arguments)

@@ -10,8 +10,8 @@
  *     at = 0, 70, 90; TILE = 64    slot 0, 1: sequence 0    slot 2: sequence 1 (70 / 64 + 1)
  *
  * Logits are kept in units of log 2: the softmax is 2^x. */
-#ifndef NBL_CUDA_ATTENTION_CUH
-#define NBL_CUDA_ATTENTION_CUH
+#ifndef NBL_ATTENTION_CUH
+#define NBL_ATTENTION_CUH
 
 #include "ops/common/kernel.cuh"
 

@@ -1,11 +1,12 @@
 /* attention_backward_sm90.cu - the backward of attention_sm90.cu: two walks. The first computes dQ
- * (attention_queries.cuh), the second dK and dV (attention_keys.cuh). The second computes S and dP
- * again: 7 products instead of 5. In return every sum stays in the registers of one warpgroup. No
- * block waits for another, and no order of additions depends on timing. Compiled for sm_90a.
+ * (attention_backward_dq.cuh), the second dK and dV (attention_backward_dkv.cuh). The second
+ * computes S and dP again: 7 products instead of 5. In return every sum stays in the registers of
+ * one warpgroup. No block waits for another, and no order of additions depends on timing. Compiled
+ * for sm_90a.
  *
  * Cost: 14·D FLOP per (query, key) pair that is seen. Limit: the tensor cores. */
-#include "ops/attention/cuda/attention_keys.cuh"
-#include "ops/attention/cuda/attention_queries.cuh"
+#include "ops/attention/cuda/attention_backward_dkv.cuh"
+#include "ops/attention/cuda/attention_backward_dq.cuh"
 
 using namespace nbl_cuda;
 

@@ -271,16 +271,16 @@ const char *can_run(const nbl_context *ctx, const void *arguments)
 /* Scratch: sums | tops | total. With base NULL it only returns the size. */
 size_t lay_out(const nbl__attention_decode *a, uint8_t *base, problem *p)
 {
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     int64_t split = split_of(a), splits = (a->k.shape[1] + split - 1) / split;
     size_t parts = static_cast<size_t>(a->q.shape[0] * splits * a->q.shape[1]);
     p->split = static_cast<int>(split);
     p->splits = static_cast<int>(splits);
     p->sums = static_cast<float *>(
-        nbl__cut_bytes(&cut, parts * static_cast<size_t>(a->q.shape[2]) * sizeof(float)));
-    p->tops = static_cast<float *>(nbl__cut_bytes(&cut, parts * sizeof(float)));
-    p->total = static_cast<float *>(nbl__cut_bytes(&cut, parts * sizeof(float)));
-    return cut.used;
+        nbl__bump_alloc(&bump, parts * static_cast<size_t>(a->q.shape[2]) * sizeof(float)));
+    p->tops = static_cast<float *>(nbl__bump_alloc(&bump, parts * sizeof(float)));
+    p->total = static_cast<float *>(nbl__bump_alloc(&bump, parts * sizeof(float)));
+    return bump.used;
 }
 
 size_t scratch_of(const nbl_context *ctx, const void *arguments)

@@ -1,7 +1,7 @@
 /* attention_decode.cuh - shared by the kernels for one query per sequence: the problem, partial
  * results of a block, and products of 8 query heads by mma. Internal to the CUDA kernels. */
-#ifndef NBL_CUDA_ATTENTION_DECODE_CUH
-#define NBL_CUDA_ATTENTION_DECODE_CUH
+#ifndef NBL_ATTENTION_DECODE_CUH
+#define NBL_ATTENTION_DECODE_CUH
 
 #include "ops/attention/cuda/attention_tiles.cuh"
 

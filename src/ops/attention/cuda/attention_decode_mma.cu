@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) decode_mma(const __grid_consta
 
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4,
         first = start + warp * KEYS;
-    int64_t step = static_cast<int64_t>(p.key_heads) * p.size;
+    int64_t key_stride = static_cast<int64_t>(p.key_heads) * p.size;
     int64_t base = (static_cast<int64_t>(b) * p.cached * p.key_heads + key_head) * p.size;
     const T *k = static_cast<const T *>(p.k) + base, *v = static_cast<const T *>(p.v) + base;
     const T *q = static_cast<const T *>(p.q) + b * p.q_step + head * int64_t{p.size};
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) decode_mma(const __grid_consta
 #pragma unroll
         for (int i = 0; i < WIDE / 32; i++) {
             int key = first + n * 8 + g, d = i * 32 + t * 8;
-            keys[n][i] = read_16(k + key * step + d, is_seen(key) && d < p.size);
+            keys[n][i] = read_16(k + key * key_stride + d, is_seen(key) && d < p.size);
         }
     auto read_values = [&] {
 #pragma unroll
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) decode_mma(const __grid_consta
 #pragma unroll
                 for (int u = 0; u < 4; u++) {
                     int key = first + r * 16 + u / 2 * 8 + t * 2 + u % 2, d = c * 64 + g * 8;
-                    values[r][c][u] = read_16(v + key * step + d, is_seen(key) && d < p.size);
+                    values[r][c][u] = read_16(v + key * key_stride + d, is_seen(key) && d < p.size);
                 }
     };
     if constexpr (WIDE <= 128) read_values(); /* 256 columns: no registers for K and V */

@@ -1,7 +1,7 @@
 /* attention_sm90.cu - forward attention of f16 and bf16 with wgmma, heads of up to 128. Compiled
  * for sm_90a.
  *
- * A block has a feeder warpgroup (attention_feed.cuh) and GROUPS = 2 product warpgroups of 64
+ * A block has a feeder warpgroup (attention_scheduler.cuh) and GROUPS = 2 product warpgroups of 64
  * queries each. The two take turns: while the products of one run, the other does its softmax.
  * Within a warpgroup S of the next keys and O += P·V of these keys are issued together, and the
  * softmax of the next keys runs beside the second product.
@@ -14,7 +14,7 @@
  *
  * Cost: 4·D FLOP per (query, key) pair that is seen. Limit: the tensor cores at the rate of wgmma,
  * and the unit that computes 2^x (16 per cycle and multiprocessor). */
-#include "ops/attention/cuda/attention_feed.cuh"
+#include "ops/attention/cuda/attention_scheduler.cuh"
 
 using namespace nbl_cuda;
 

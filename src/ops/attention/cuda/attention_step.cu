@@ -307,10 +307,10 @@ __global__ void rotate_and_keep(const __grid_constant__ step_problem p, nbl_dtyp
         at = b * (value ? p.new_v_step : p.new_k_step) + head * int64_t{size};
         slot = ((static_cast<int64_t>(b) * p.d.cached + length - 1) * p.d.key_heads + head) * size;
     }
-    bool turns = which < p.d.heads + p.d.key_heads;
+    bool rotates = which < p.d.heads + p.d.key_heads;
     for (int i = threadIdx.x; i < size; i += blockDim.x) {
         float x = load_one(from, p.d.dtype, at + i);
-        if (turns && i < 2 * p.half) {
+        if (rotates && i < 2 * p.half) {
             int j = i % p.half;
             float c = p.cosines[static_cast<int64_t>(b) * p.half + j],
                   s = p.sines[static_cast<int64_t>(b) * p.half + j];
@@ -393,18 +393,18 @@ nbl_status run_general(const nbl__call *call, const void *arguments)
 {
     const nbl__attention_step *a = static_cast<const nbl__attention_step *>(arguments);
     step_problem p = problem_of(a);
-    nbl__cut cut = {call->scratch, 0};
+    nbl__bump bump = {call->scratch, 0};
     nbl_tensor q = a->q;
     q.row_stride = 0;
-    q.data = nbl__cut_bytes(&cut, static_cast<size_t>(nbl__tensor_elements(&a->q)) * nbl__size_of(a->dtype));
+    q.data = nbl__bump_alloc(&bump, static_cast<size_t>(nbl__tensor_elements(&a->q)) * nbl__size_of(a->dtype));
     if (a->q.shape[0] == 0 || p.d.cached == 0) return NBL_OK;
     dim3 grid(static_cast<unsigned>(p.d.heads + 2 * p.d.key_heads), static_cast<unsigned>(a->q.shape[0]));
     rotate_and_keep<<<grid, DECODE_THREADS, 0, stream_of(call)>>>(p, a->keys.dtype, q.data);
     NBL_TRY(launched(call));
     nbl__attention_decode decode = nbl__attention_of_step(a, &q);
     nbl__call rest = *call;
-    rest.scratch += cut.used;
-    rest.scratch_bytes -= cut.used;
+    rest.scratch += bump.used;
+    rest.scratch_bytes -= bump.used;
     return nbl__attention_decode_cuda.run(&rest, &decode);
 }
 

@@ -11,8 +11,8 @@
  * Scores [16 rows, N x 8 columns] of a warp are float s[N][4], as every mma.m16n8 leaves them. Lane
  * 4g + t has the columns 2t and 2t + 1 of each 8: of row g in s[n][0 … 1], of row g + 8 in
  * s[n][2 … 3]. Rounded to 16 bits, 16 columns of them are the left operand of the next product. */
-#ifndef NBL_CUDA_ATTENTION_TILES_CUH
-#define NBL_CUDA_ATTENTION_TILES_CUH
+#ifndef NBL_ATTENTION_TILES_CUH
+#define NBL_ATTENTION_TILES_CUH
 
 #include "ops/attention/cuda/attention.cuh"
 

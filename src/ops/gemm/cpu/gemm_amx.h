@@ -15,7 +15,7 @@
 enum { ROWS = 16, TILE_BYTES = 1024, ROW_BYTES = 64, K_STEP = 32 };
 
 /* tile[16][16] = or += alpha · from, where from is a stored tile register. */
-NBL_TARGET_AMX static inline void amx_join(const float *from, const nbl__block *block, float *tile)
+NBL_TARGET_AMX static inline void amx_join(const float *from, const nbl__gemm_block *block, float *tile)
 {
     __m512 alpha = _mm512_set1_ps(block->alpha);
     for (int r = 0; r < ROWS; r++, tile += block->stride, from += NBL_STRIP) {

@@ -10,7 +10,7 @@
  * A tile of A is 16 rows of 32 consecutive k. A tile of B is 16 pairs of k for 16 columns. Both
  * are 1 KiB of consecutive memory in the panels.
  *
- * Bytes: two strips of B (k_block x 64 bytes) stay in the first cache, A streams from the second:
+ * Bytes: two strips of B (k_block x 64 bytes) stay in the L1 cache, A streams from the second:
  * 2 KiB per 32 of k. Limit: the tile unit. The unit takes
  * subnormals as zero. */
 #include "ops/gemm/cpu/gemm_amx.h"
@@ -18,7 +18,7 @@
 #if defined(__x86_64__)
 
 NBL_TARGET_AMX __attribute__((always_inline)) static inline void
-micro(int panels, int strips, const uint8_t *a, const uint8_t *b, const nbl__block *block, float *tile)
+micro(int panels, int strips, const uint8_t *a, const uint8_t *b, const nbl__gemm_block *block, float *tile)
 {
     _Alignas(64) float part[ROWS * NBL_STRIP];
     int64_t steps = block->k / K_STEP;
@@ -51,7 +51,7 @@ micro(int panels, int strips, const uint8_t *a, const uint8_t *b, const nbl__blo
     if (panels == 2 && strips == 2) FINISH(3, low + NBL_STRIP);
 }
 
-NBL_TARGET_AMX __attribute__((always_inline)) static inline void run_strips(const nbl__block *block,
+NBL_TARGET_AMX __attribute__((always_inline)) static inline void run_strips(const nbl__gemm_block *block,
                                                                             int64_t strip, int strips)
 {
     size_t panel_bytes = (size_t)block->k * ROWS * 2;
@@ -63,7 +63,7 @@ NBL_TARGET_AMX __attribute__((always_inline)) static inline void run_strips(cons
     if (p < block->panel_end) micro(1, strips, a + (size_t)p * panel_bytes, b, block, tile);
 }
 
-NBL_TARGET_AMX static void run(const nbl__block *block)
+NBL_TARGET_AMX static void run(const nbl__gemm_block *block)
 {
     int64_t s = 0;
     _tile_loadconfig(&nbl__amx_tiles);
@@ -78,7 +78,7 @@ static bool suits(nbl_dtype compute, int64_t m)
     return compute == NBL_DTYPE_BF16;
 }
 
-const nbl__kernel nbl__gemm_bf16_32x32_amx = {
+const nbl__gemm_kernel nbl__gemm_bf16_32x32_amx = {
     "gemm_bf16_32x32_amx", NBL_PANEL_TILES, ROWS, K_STEP, 1024, true, run, NBL_ISA_AMX, suits};
 
 #endif

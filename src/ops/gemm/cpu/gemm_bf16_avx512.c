@@ -31,7 +31,7 @@ static bool suits(nbl_dtype compute, int64_t m)
     return compute == NBL_DTYPE_BF16 && __builtin_cpu_is("amd");
 }
 
-const nbl__kernel nbl__gemm_bf16_14x32_avx512bf16 = {
+const nbl__gemm_kernel nbl__gemm_bf16_14x32_avx512bf16 = {
     "gemm_bf16_14x32_avx512bf16", NBL_PANEL_PAIRS, ROWS, 2, 512, false, run, NBL_ISA_AVX512BF16, suits};
 
 #endif

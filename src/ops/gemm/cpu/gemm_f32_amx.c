@@ -36,7 +36,8 @@
 /* `panels` row panels (1 or 2) by `strips` strips (1 or 2) of `parts` parts. */
 NBL_TARGET_AMX __attribute__((always_inline)) static inline void micro(int panels, int strips, int parts,
                                                                        const uint8_t *a, const uint8_t *b,
-                                                                       const nbl__block *block, float *tile)
+                                                                       const nbl__gemm_block *block,
+                                                                       float *tile)
 {
     _Alignas(64) float part[ROWS * NBL_STRIP];
     enum { A_STEP = NBL_SPLIT_PARTS * TILE_BYTES };
@@ -80,7 +81,7 @@ NBL_TARGET_AMX __attribute__((always_inline)) static inline void micro(int panel
 }
 
 NBL_TARGET_AMX __attribute__((always_inline)) static inline void
-run_strips(const nbl__block *block, int64_t strip, int strips, int parts)
+run_strips(const nbl__gemm_block *block, int64_t strip, int strips, int parts)
 {
     size_t bytes = (size_t)block->k * ROWS * 2, panel_bytes = NBL_SPLIT_PARTS * bytes;
     const uint8_t *a = block->a, *b = (const uint8_t *)block->b + (size_t)(strip * parts) * bytes;
@@ -91,7 +92,7 @@ run_strips(const nbl__block *block, int64_t strip, int strips, int parts)
     if (p < block->panel_end) micro(1, strips, parts, a + (size_t)p * panel_bytes, b, block, tile);
 }
 
-NBL_TARGET_AMX static void run(const nbl__block *block)
+NBL_TARGET_AMX static void run(const nbl__gemm_block *block)
 {
     int64_t s = 0;
     _tile_loadconfig(&nbl__amx_tiles);
@@ -111,7 +112,7 @@ static bool suits(nbl_dtype compute, int64_t m)
     return compute != NBL_DTYPE_BF16 && m > 32;
 }
 
-const nbl__kernel nbl__gemm_f32_32x32_amx = {
+const nbl__gemm_kernel nbl__gemm_f32_32x32_amx = {
     "gemm_f32_32x32_amx", NBL_PANEL_SPLIT, ROWS, K_STEP, 640, true, run, NBL_ISA_AMX, suits};
 
 #endif

@@ -4,7 +4,7 @@
  *       per k: 2 loads of B, 6 broadcasts of A, 12 fma
  *
  * Limit: the fma units. On two of them a step of k takes 6 cycles, with 8 loads beside the fma. A
- * strip of B (k_block x 64 bytes = 20 KiB) stays in the first cache while the panels of A stream
+ * strip of B (k_block x 64 bytes = 20 KiB) stays in the L1 cache while the panels of A stream
  * past it, 4 bytes per cycle. */
 #include "ops/gemm/cpu/gemm_kernels.h"
 
@@ -14,7 +14,7 @@
 enum { ROWS = 6 };
 
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void
-micro(int rows, int64_t k, const float *a, const float *b, const nbl__block *block, float *tile)
+micro(int rows, int64_t k, const float *a, const float *b, const nbl__gemm_block *block, float *tile)
 {
     int64_t stride = block->stride, line = block->b_line;
     __m256 left[ROWS], right[ROWS];
@@ -46,7 +46,7 @@ micro(int rows, int64_t k, const float *a, const float *b, const nbl__block *blo
     }
 }
 
-NBL_TARGET_AVX2 static void micro_of(int rows, const float *a, const float *b, const nbl__block *block,
+NBL_TARGET_AVX2 static void micro_of(int rows, const float *a, const float *b, const nbl__gemm_block *block,
                                      float *tile)
 {
     switch (rows) {
@@ -59,7 +59,7 @@ NBL_TARGET_AVX2 static void micro_of(int rows, const float *a, const float *b, c
     }
 }
 
-static void run(const nbl__block *block)
+static void run(const nbl__gemm_block *block)
 {
     int64_t first = nbl__panel_start(block->rows, block->panels, block->panel_begin);
     for (int64_t s = 0; s < block->strips; s++)
@@ -71,7 +71,7 @@ static void run(const nbl__block *block)
         }
 }
 
-const nbl__kernel nbl__gemm_f32_6x16_avx2 = {"gemm_f32_6x16_avx2", NBL_PANEL_F32, ROWS, 1, 320, false, run,
-                                             NBL_ISA_AVX2,         NULL};
+const nbl__gemm_kernel nbl__gemm_f32_6x16_avx2 = {
+    "gemm_f32_6x16_avx2", NBL_PANEL_F32, ROWS, 1, 320, false, run, NBL_ISA_AVX2, NULL};
 
 #endif

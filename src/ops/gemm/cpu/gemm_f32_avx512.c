@@ -21,7 +21,7 @@
 #define multiply(sum, x, b) _mm512_fmadd_ps(x, b, sum)
 #include "ops/gemm/cpu/gemm_14x32_avx512.inc"
 
-const nbl__kernel nbl__gemm_f32_14x32_avx512 = {
+const nbl__gemm_kernel nbl__gemm_f32_14x32_avx512 = {
     "gemm_f32_14x32_avx512", NBL_PANEL_F32, ROWS, 1, 320, false, run, NBL_ISA_AVX512, NULL};
 
 #endif

@@ -3,7 +3,7 @@
  * The compiler vectorises the loop over the 16 columns as far as the target allows. */
 #include "ops/gemm/cpu/gemm_kernels.h"
 
-static void micro_scalar(int rows, int64_t k, const float *a, const float *b, const nbl__block *block,
+static void micro_scalar(int rows, int64_t k, const float *a, const float *b, const nbl__gemm_block *block,
                          float *tile)
 {
     float sums[4][NBL_STRIP] = {{0}};
@@ -14,7 +14,7 @@ static void micro_scalar(int rows, int64_t k, const float *a, const float *b, co
         for (int j = 0; j < NBL_STRIP; j++) tile[j] = (block->add ? tile[j] : 0) + block->alpha * sums[r][j];
 }
 
-static void run(const nbl__block *block)
+static void run(const nbl__gemm_block *block)
 {
     int64_t first = nbl__panel_start(block->rows, block->panels, block->panel_begin);
     for (int64_t s = 0; s < block->strips; s++)
@@ -27,17 +27,17 @@ static void run(const nbl__block *block)
         }
 }
 
-const nbl__kernel nbl__gemm_f32_4x16_scalar = {"gemm_f32_4x16_scalar", NBL_PANEL_F32, 4, 1, 320, false, run,
-                                               NBL_ISA_SCALAR,         NULL};
+const nbl__gemm_kernel nbl__gemm_f32_4x16_scalar = {
+    "gemm_f32_4x16_scalar", NBL_PANEL_F32, 4, 1, 320, false, run, NBL_ISA_SCALAR, NULL};
 
-const nbl__kernel *nbl__kernel_for(nbl_isa isa, nbl_dtype compute, int64_t m)
+const nbl__gemm_kernel *nbl__gemm_kernel_for(nbl_isa isa, nbl_dtype compute, int64_t m)
 {
-    static const nbl__kernel *const kernels[] = {
+    static const nbl__gemm_kernel *const kernels[] = {
 #define ADDRESS(name) &nbl__##name,
         NBL_GEMM_KERNELS(ADDRESS)
 #undef ADDRESS
     };
-    const nbl__kernel *const *it = kernels;
+    const nbl__gemm_kernel *const *it = kernels;
     while ((*it)->needs > isa || ((*it)->suits && !(*it)->suits(compute, m))) it++;
     return *it; /* the last one takes everything */
 }

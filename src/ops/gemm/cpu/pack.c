@@ -1,4 +1,4 @@
-/* pack.c - packs any operand into panels, through rows of f32, and chooses a faster way where
+/* pack.c - packs any operand into panels, through rows of f32, and chooses a faster algorithm where
  * there is one. See pack.h.
  *
  *   transposed   for each panel:    16 rows of k values -> f32 in scratch -> transpose -> panel
@@ -7,8 +7,8 @@
  *
  * A row that is f32 in memory already is read in place.
  *
- * Bytes per value: the operand's, once; 4 written to and read from scratch in the first cache; the
- * panel's. Limit: dequantizing for weights, the first cache for dense operands. */
+ * Bytes per value: the operand's, once; 4 written to and read from scratch in the L1 cache; the
+ * panel's. Limit: dequantizing for weights, the L1 cache for dense operands. */
 #include "ops/gemm/cpu/pack.h"
 
 #include "ops/linear/cpu/dropout.h"
@@ -16,21 +16,21 @@
 
 /* ---- rows as f32 ---- */
 
-/* Applies the operand's dropout to `count` values of a row, from column `begin` on (or pick[begin]
+/* Applies the operand's dropout to `count` values of a row, from column `begin` on (or k_index[begin]
  * on). */
-static void drop(const nbl__source *s, int64_t row, int64_t begin, int64_t count, const int32_t *pick,
+static void drop(const nbl__pack_source *s, int64_t row, int64_t begin, int64_t count, const int32_t *k_index,
                  float *values)
 {
-    const nbl__mat *m = s->mat;
+    const nbl__gemm_matrix *m = s->mat;
     int64_t first = m->drop_first + row * m->drop_columns;
-    if (pick == NULL) nbl__drop_f32(s->isa, m->seed, m->dropout, first + begin, count, values);
+    if (k_index == NULL) nbl__drop_f32(s->isa, m->seed, m->dropout, first + begin, count, values);
     else
         for (int64_t i = 0; i < count; i++)
-            nbl__drop_f32(s->isa, m->seed, m->dropout, first + pick[begin + i], 1, values + i);
+            nbl__drop_f32(s->isa, m->seed, m->dropout, first + k_index[begin + i], 1, values + i);
 }
 
 /* Elements [begin, end) of a weight's row, rounded to the compute dtype, as f32. */
-static void read_weight(const nbl__source *s, int64_t row, int64_t begin, int64_t end, float *to)
+static void read_weight(const nbl__pack_source *s, int64_t row, int64_t begin, int64_t end, float *to)
 {
     const nbl_weight *w = s->mat->weight;
     int64_t first = row * w->shape[1];
@@ -50,37 +50,37 @@ static void read_weight(const nbl__source *s, int64_t row, int64_t begin, int64_
     }
 }
 
-/* Columns [begin, end) of a row, or pick[begin … end), as f32. Returns their address: `to`, or the
+/* Columns [begin, end) of a row, or k_index[begin … end), as f32. Returns their address: `to`, or the
  * operand itself. */
-static const float *read_row(const nbl__source *s, int64_t row, int64_t begin, int64_t end,
-                             const int32_t *pick, float *to)
+static const float *read_row(const nbl__pack_source *s, int64_t row, int64_t begin, int64_t end,
+                             const int32_t *k_index, float *to)
 {
-    const nbl__mat *m = s->mat;
+    const nbl__gemm_matrix *m = s->mat;
     int64_t count = end - begin;
     if (m->weight) {
-        if (pick == NULL) read_weight(s, row, begin, end, to);
+        if (k_index == NULL) read_weight(s, row, begin, end, to);
         else
             for (int64_t i = 0; i < count; i++)
-                read_weight(s, row, pick[begin + i], pick[begin + i] + 1, to + i);
+                read_weight(s, row, k_index[begin + i], k_index[begin + i] + 1, to + i);
         return to;
     }
     if (m->dtype == NBL_DTYPE_I8) {
         const int8_t *codes = (const int8_t *)m->data + row * m->stride;
         for (int64_t i = 0; i < count; i++)
-            to[i] = (float)codes[pick ? pick[begin + i] : begin + i] * m->scales[row] / 127;
+            to[i] = (float)codes[k_index ? k_index[begin + i] : begin + i] * m->scales[row] / 127;
     } else {
         size_t size = nbl__size_of(m->dtype);
         const uint8_t *values = (const uint8_t *)m->data + (size_t)(row * m->stride) * size;
-        if (pick) {
+        if (k_index) {
             for (int64_t i = 0; i < count; i++)
-                nbl__to_f32(s->isa, m->dtype, values + (size_t)pick[begin + i] * size, to + i, 1);
+                nbl__to_f32(s->isa, m->dtype, values + (size_t)k_index[begin + i] * size, to + i, 1);
         } else if (m->dtype == NBL_DTYPE_F32 && m->dropout == 0) {
             return (const float *)(const void *)values + begin;
         } else {
             nbl__to_f32(s->isa, m->dtype, values + (size_t)begin * size, to, count);
         }
     }
-    if (m->dropout > 0) drop(s, row, begin, count, pick, to);
+    if (m->dropout > 0) drop(s, row, begin, count, k_index, to);
     return to;
 }
 
@@ -92,12 +92,12 @@ typedef struct pieces {
 
 static pieces cut(void *scratch, int64_t k_block, int64_t outer, size_t *bytes)
 {
-    nbl__cut room = {scratch, 0};
+    nbl__bump room = {scratch, 0};
     pieces p;
-    NBL_CUT(&room, p.rows, k_block * NBL_PANEL_MAX_ROWS);
-    NBL_CUT(&room, p.panel, nbl__max_i64(k_block, 32) * NBL_PANEL_MAX_ROWS);
-    NBL_CUT(&room, p.across, 32 * nbl__round_up(outer, NBL_STRIP));
-    NBL_CUT(&room, p.wide, 2 * NBL_STRIP * k_block);
+    NBL_BUMP_ALLOC(&room, p.rows, k_block * NBL_MAX_PANEL_ROWS);
+    NBL_BUMP_ALLOC(&room, p.panel, nbl__max_i64(k_block, 32) * NBL_MAX_PANEL_ROWS);
+    NBL_BUMP_ALLOC(&room, p.across, 32 * nbl__round_up(outer, NBL_STRIP));
+    NBL_BUMP_ALLOC(&room, p.wide, 2 * NBL_STRIP * k_block);
     if (bytes) *bytes = room.used;
     return p;
 }
@@ -116,10 +116,10 @@ typedef struct plain_rows {
     int64_t stride;
 } plain_rows;
 
-static bool plain_rows_of(const nbl__source *s, plain_rows *rows)
+static bool plain_rows_of(const nbl__pack_source *s, plain_rows *rows)
 {
-    const nbl__mat *m = s->mat;
-    if (m->pick || m->dropout > 0) return false;
+    const nbl__gemm_matrix *m = s->mat;
+    if (m->k_index || m->dropout > 0) return false;
     if (m->weight == NULL) {
         *rows = (plain_rows){m->dtype, m->data, m->stride};
         return m->dtype != NBL_DTYPE_I8;
@@ -139,18 +139,18 @@ static const void *plain_at(const plain_rows *rows, int64_t row, int64_t column)
 /* ---- one panel from rows along k: `count` rows from `outer`, as [k][count] f32 ---- */
 
 /* One panel: `count` rows from `outer`, zeros up to `width` rows, transposed to [k][width] of f32. */
-static void transposed_panel(const nbl__source *s, int64_t outer, int count, int width, int64_t k_begin,
+static void transposed_panel(const nbl__pack_source *s, int64_t outer, int count, int width, int64_t k_begin,
                              int64_t k, const pieces *p, float *to)
 {
     plain_rows dense;
     bool plain = plain_rows_of(s, &dense);
-    const void *rows[NBL_PANEL_MAX_ROWS];
+    const void *rows[NBL_MAX_PANEL_ROWS];
     for (int r = 0; r < width; r++) {
         float *room = p->rows + r * k;
         rows[r] = room;
         if (r >= count) memset(room, 0, (size_t)k * sizeof *room);
         else if (plain) rows[r] = plain_at(&dense, outer + r, k_begin);
-        else rows[r] = read_row(s, outer + r, k_begin, k_begin + k, s->mat->pick, room);
+        else rows[r] = read_row(s, outer + r, k_begin, k_begin + k, s->mat->k_index, room);
     }
     nbl__transpose_f32(s->isa, plain ? dense.dtype : NBL_DTYPE_F32, rows, width, k, to);
 }
@@ -158,25 +158,25 @@ static void transposed_panel(const nbl__source *s, int64_t outer, int count, int
 /* ---- A ---- */
 
 /* One panel of AMX tiles of bf16, from 16 rows. Rows past `count` are zero. */
-static void tiles_from_rows(const nbl__source *s, int64_t row, int count, int64_t k_begin, int64_t k,
+static void tiles_from_rows(const nbl__pack_source *s, int64_t row, int count, int64_t k_begin, int64_t k,
                             const pieces *p, uint16_t *to)
 {
     enum { WIDE = 32 };
     int64_t padded = nbl__round_up(k, WIDE);
-    const nbl__mat *m = s->mat;
-    bool as_is = m->dtype == NBL_DTYPE_BF16 && m->pick == NULL && m->dropout == 0;
-    for (int r = 0; r < NBL_PANEL_MAX_ROWS; r++) {
+    const nbl__gemm_matrix *m = s->mat;
+    bool as_is = m->dtype == NBL_DTYPE_BF16 && m->k_index == NULL && m->dropout == 0;
+    for (int r = 0; r < NBL_MAX_PANEL_ROWS; r++) {
         const uint16_t *values = (const uint16_t *)p->rows;
         if (r >= count) {
             memset(p->rows, 0, (size_t)k * 2);
         } else if (as_is) {
             values = (const uint16_t *)m->data + (row + r) * m->stride + k_begin;
         } else {
-            const float *wide = read_row(s, row + r, k_begin, k_begin + k, m->pick, p->panel);
+            const float *wide = read_row(s, row + r, k_begin, k_begin + k, m->k_index, p->panel);
             nbl__from_f32(s->isa, wide, NBL_DTYPE_BF16, p->rows, k);
         }
         for (int64_t i = 0; i < padded; i += WIDE) {
-            uint16_t *tile = to + i * NBL_PANEL_MAX_ROWS + r * WIDE;
+            uint16_t *tile = to + i * NBL_MAX_PANEL_ROWS + r * WIDE;
             int64_t n = nbl__min_i64(WIDE, k - i);
             memcpy(tile, values + i, (size_t)n * 2);
             if (n < WIDE) memset(tile + n, 0, (size_t)(WIDE - n) * 2);
@@ -186,13 +186,13 @@ static void tiles_from_rows(const nbl__source *s, int64_t row, int count, int64_
 
 #if defined(__x86_64__)
 /* One panel of AMX tiles of three bf16 parts, from 16 rows. */
-static void split_from_rows(const nbl__source *s, int64_t row, int count, int64_t k_begin, int64_t k,
+static void split_from_rows(const nbl__pack_source *s, int64_t row, int count, int64_t k_begin, int64_t k,
                             const pieces *p, uint16_t *to)
 {
     enum { WIDE = 32 };
-    for (int r = 0; r < NBL_PANEL_MAX_ROWS; r++) {
+    for (int r = 0; r < NBL_MAX_PANEL_ROWS; r++) {
         const float *values = p->rows;
-        if (r < count) values = read_row(s, row + r, k_begin, k_begin + k, s->mat->pick, p->rows);
+        if (r < count) values = read_row(s, row + r, k_begin, k_begin + k, s->mat->k_index, p->rows);
         else memset(p->rows, 0, (size_t)k * sizeof(float));
         nbl__split_row_amx(values, k, to + r * WIDE);
     }
@@ -201,7 +201,7 @@ static void split_from_rows(const nbl__source *s, int64_t row, int count, int64_
 
 /* Prefetches the rows of the next panel. Each is a short piece on a page of its own, for which the
  * hardware's prefetch would start too late. */
-static void fetch_rows(const nbl__source *s, int64_t row, int64_t count, int64_t k_begin, int64_t k)
+static void fetch_rows(const nbl__pack_source *s, int64_t row, int64_t count, int64_t k_begin, int64_t k)
 {
     size_t size = s->mat->dtype == NBL_DTYPE_I8 ? 1 : nbl__size_of(s->mat->dtype);
     for (int64_t r = row; r < row + count; r++) {
@@ -211,7 +211,8 @@ static void fetch_rows(const nbl__source *s, int64_t row, int64_t count, int64_t
 }
 
 /* A as stored: a panel at a time. */
-static void pack_a_transposed(const nbl__source *s, const nbl__pack_rows *part, uint8_t *to, const pieces *p)
+static void pack_a_transposed(const nbl__pack_source *s, const nbl__pack_rows *part, uint8_t *to,
+                              const pieces *p)
 {
     int64_t k = part->k_count, padded = nbl__round_up(k, s->kernel->k_step);
     int64_t real = part->rows;
@@ -220,7 +221,7 @@ static void pack_a_transposed(const nbl__source *s, const nbl__pack_rows *part, 
         int64_t start = nbl__panel_start(rows, part->panels, i);
         int64_t end = nbl__panel_start(rows, part->panels, i + 1);
         int count = (int)(nbl__min_i64(end, real) - start);
-        if (i + 1 < part->panel_end && s->mat->pick == NULL)
+        if (i + 1 < part->panel_end && s->mat->k_index == NULL)
             fetch_rows(s, part->row + end,
                        nbl__min_i64(nbl__panel_start(rows, part->panels, i + 2), real) - end, part->k_begin,
                        k);
@@ -244,19 +245,19 @@ static void pack_a_transposed(const nbl__source *s, const nbl__pack_rows *part, 
 
 /* One tile, 16 rows by 32 of k (three tiles if split), from `steps` lines along the rows of A:
  * `count` values of each line from `at` on. */
-static void tile_from_lines(const nbl__source *s, const float *const *lines, int64_t steps, int64_t at,
+static void tile_from_lines(const nbl__pack_source *s, const float *const *lines, int64_t steps, int64_t at,
                             int64_t count, uint8_t *to)
 {
     enum { WIDE = 32, HALF = 16 };
-    static const float nothing[NBL_PANEL_MAX_ROWS];
-    float halves[2][NBL_PANEL_MAX_ROWS * HALF], row[WIDE];
+    static const float nothing[NBL_MAX_PANEL_ROWS];
+    float halves[2][NBL_MAX_PANEL_ROWS * HALF], row[WIDE];
     for (int64_t half = 0; half < 2; half++) {
         const void *from[HALF];
         for (int64_t h = 0; h < HALF; h++)
             from[h] = half * HALF + h < steps ? lines[half * HALF + h] + at : nothing;
         nbl__transpose_f32(s->isa, NBL_DTYPE_F32, from, HALF, count, halves[half]);
     }
-    for (int64_t r = 0; r < NBL_PANEL_MAX_ROWS; r++) {
+    for (int64_t r = 0; r < NBL_MAX_PANEL_ROWS; r++) {
         uint16_t *line = (uint16_t *)(void *)to + r * WIDE;
         memset(row, 0, sizeof row);
         for (int64_t half = 0; half < 2 && r < count; half++)
@@ -272,7 +273,8 @@ static void tile_from_lines(const nbl__source *s, const float *const *lines, int
 }
 
 /* A seen transposed (dW = dyᵀ·x): 32 of k at a time are read across all panels. */
-static void pack_a_straight(const nbl__source *s, const nbl__pack_rows *part, uint8_t *to, const pieces *p)
+static void pack_a_straight(const nbl__pack_source *s, const nbl__pack_rows *part, uint8_t *to,
+                            const pieces *p)
 {
     enum { STEP = 32 };
     int64_t k = part->k_count, padded = nbl__round_up(k, s->kernel->k_step), real = part->rows;
@@ -285,7 +287,7 @@ static void pack_a_straight(const nbl__source *s, const nbl__pack_rows *part, ui
         const float *lines[STEP];
         for (int64_t h = 0; h < steps; h++) {
             int64_t line = part->k_begin + i + h;
-            if (s->mat->pick) line = s->mat->pick[line];
+            if (s->mat->k_index) line = s->mat->k_index[line];
             lines[h] = read_row(s, line, part->row + begin, part->row + end, NULL, p->across + h * width);
         }
         for (int64_t panel = part->panel_begin; panel < part->panel_end; panel++) {
@@ -294,7 +296,7 @@ static void pack_a_straight(const nbl__source *s, const nbl__pack_rows *part, ui
             int64_t count = nbl__min_i64(stop, real) - start, at = start - begin;
             if (s->kernel->padded) {
                 tile_from_lines(s, lines, steps, at, count,
-                                to + (size_t)(start * padded + i * NBL_PANEL_MAX_ROWS) *
+                                to + (size_t)(start * padded + i * NBL_MAX_PANEL_ROWS) *
                                          nbl__panel_element(s->kernel));
                 continue;
             }
@@ -308,17 +310,17 @@ static void pack_a_straight(const nbl__source *s, const nbl__pack_rows *part, ui
     }
 }
 
-void nbl__pack_a(const nbl__source *source, const nbl__pack_rows *part, void *to, void *scratch)
+void nbl__pack_a(const nbl__pack_source *source, const nbl__pack_rows *part, void *to, void *scratch)
 {
     pieces p = cut(scratch, part->k_count, part->rows, NULL);
-    if (source->turn) pack_a_transposed(source, part, to, &p);
+    if (source->transposed) pack_a_transposed(source, part, to, &p);
     else pack_a_straight(source, part, to, &p);
 }
 
 /* ---- B ---- */
 
 /* Bytes of a strip with this many k. */
-static size_t strip_bytes(const nbl__kernel *kernel, int64_t padded)
+static size_t strip_bytes(const nbl__gemm_kernel *kernel, int64_t padded)
 {
     return (size_t)(padded * NBL_STRIP) * nbl__panel_element(kernel);
 }
@@ -331,7 +333,7 @@ static void clear_tail(uint8_t *strip, int64_t k, int64_t padded)
 }
 
 /* One strip of pairs from 16 rows of bf16, without a detour through f32. */
-static void transposed_pairs(const nbl__source *s, const plain_rows *dense, int64_t n, int count,
+static void transposed_pairs(const nbl__pack_source *s, const plain_rows *dense, int64_t n, int count,
                              int64_t k_begin, int64_t k, const pieces *p, uint32_t *to)
 {
     const void *rows[NBL_STRIP];
@@ -341,7 +343,7 @@ static void transposed_pairs(const nbl__source *s, const plain_rows *dense, int6
 }
 
 /* B transposed (x·Wᵀ): a strip at a time. */
-static void pack_b_transposed(const nbl__source *s, int64_t n_begin, int64_t n_end, int64_t k_begin,
+static void pack_b_transposed(const nbl__pack_source *s, int64_t n_begin, int64_t n_end, int64_t k_begin,
                               int64_t k, uint8_t *to, const pieces *p)
 {
     int64_t padded = nbl__round_up(k, s->kernel->k_step);
@@ -363,8 +365,8 @@ static void pack_b_transposed(const nbl__source *s, int64_t n_begin, int64_t n_e
 }
 
 /* B straight (dy·W): two rows at a time, since two k make a pair. */
-static void pack_b_straight(const nbl__source *s, int64_t n_begin, int64_t n_end, int64_t k_begin, int64_t k,
-                            uint8_t *to, const pieces *p)
+static void pack_b_straight(const nbl__pack_source *s, int64_t n_begin, int64_t n_end, int64_t k_begin,
+                            int64_t k, uint8_t *to, const pieces *p)
 {
     int64_t padded = nbl__round_up(k, s->kernel->k_step), strips = nbl__ceil_div(n_end - n_begin, NBL_STRIP);
     bool f32 = s->kernel->panel == NBL_PANEL_F32;
@@ -380,7 +382,7 @@ static void pack_b_straight(const nbl__source *s, int64_t n_begin, int64_t n_end
         int64_t steps = nbl__min_i64(2, k - i);
         for (int64_t h = 0; h < steps; h++) {
             int64_t line = k_begin + i + h;
-            if (s->mat->pick) line = s->mat->pick[line];
+            if (s->mat->k_index) line = s->mat->k_index[line];
             lines[h] = read_row(s, line, n_begin, n_end, NULL, p->across + h * (n_end - n_begin));
         }
         for (int64_t t = 0; t < strips; t++) {
@@ -399,11 +401,11 @@ static void pack_b_straight(const nbl__source *s, int64_t n_begin, int64_t n_end
         for (int64_t t = 0; t < strips; t++) clear_tail(to + (size_t)t * bytes, k, padded);
 }
 
-static void pack_b_any(const nbl__source *s, int64_t n_begin, int64_t n_end, int64_t k_begin, int64_t k,
+static void pack_b_any(const nbl__pack_source *s, int64_t n_begin, int64_t n_end, int64_t k_begin, int64_t k,
                        uint8_t *to, void *scratch)
 {
     pieces p = cut(scratch, k, n_end - n_begin, NULL);
-    if (s->turn) pack_b_transposed(s, n_begin, n_end, k_begin, k, to, &p);
+    if (s->transposed) pack_b_transposed(s, n_begin, n_end, k_begin, k, to, &p);
     else pack_b_straight(s, n_begin, n_end, k_begin, k, to, &p);
 }
 
@@ -454,11 +456,11 @@ int nbl__strip_scales(const nbl__fourbit_source *s, int64_t row, int64_t row_end
 
 #if defined(__x86_64__)
 
-/* Can the fast way take this operand? Fills in `f`. */
-static bool fourbit_of(const nbl__source *s, nbl__fourbit_source *f)
+/* Can the fast algorithm take this operand? Fills in `f`. */
+static bool fourbit_of(const nbl__pack_source *s, nbl__fourbit_source *f)
 {
     const nbl_weight *w = s->mat->weight;
-    if (s->isa < NBL_ISA_AVX2 || w == NULL || s->mat->pick || s->mat->dropout > 0) return false;
+    if (s->isa < NBL_ISA_AVX2 || w == NULL || s->mat->k_index || s->mat->dropout > 0) return false;
     bool mx = w->format == NBL_FORMAT_MXFP4;
     if (!mx && w->format != NBL_FORMAT_NF4 && w->format != NBL_FORMAT_FP4) return false;
     if (w->shape[1] % 32) return false;
@@ -476,15 +478,15 @@ static bool fourbit_of(const nbl__source *s, nbl__fourbit_source *f)
     return true;
 }
 
-/* Packs a four-bit weight the fast way. What that declines (non-finite scales) goes the general
- * way. */
-static void pack_b_fourbit(const nbl__source *s, const nbl__fourbit_source *f, int64_t n_begin, int64_t n_end,
-                           int64_t k_begin, int64_t k, uint8_t *to, void *scratch)
+/* Packs a four-bit weight with the fast algorithm. What that declines (non-finite scales) goes to the general
+ * algorithm. */
+static void pack_b_fourbit(const nbl__pack_source *s, const nbl__fourbit_source *f, int64_t n_begin,
+                           int64_t n_end, int64_t k_begin, int64_t k, uint8_t *to, void *scratch)
 {
     int64_t padded = nbl__round_up(k, s->kernel->k_step);
     bool f32 = s->kernel->panel == NBL_PANEL_F32, wide = s->isa >= NBL_ISA_AVX512;
     size_t bytes = strip_bytes(s->kernel, padded);
-    if (s->turn) {
+    if (s->transposed) {
         for (int64_t n = n_begin; n < n_end; n += NBL_STRIP, to += bytes) {
             bool done = !f32   ? nbl__pack_fourbit_t16_pairs_avx512(f, n, n_end, k_begin, k, (void *)to)
                         : wide ? nbl__pack_fourbit_t16_f32_avx512(f, n, n_end, k_begin, k, (void *)to)
@@ -505,7 +507,7 @@ static void pack_b_fourbit(const nbl__source *s, const nbl__fourbit_source *f, i
 
 #endif
 
-int nbl__b_parts(const nbl__source *source)
+int nbl__b_parts(const nbl__pack_source *source)
 {
     plain_rows dense;
     return plain_rows_of(source, &dense) && dense.dtype == NBL_DTYPE_BF16 ? 1 : NBL_SPLIT_PARTS;
@@ -513,29 +515,29 @@ int nbl__b_parts(const nbl__source *source)
 
 #if defined(__x86_64__)
 /* B as split f32: two strips at a time as f32, then split. A B that is bf16 is packed as pairs. */
-static void pack_b_split(const nbl__source *source, int64_t n_begin, int64_t n_end, int64_t k_begin,
+static void pack_b_split(const nbl__pack_source *source, int64_t n_begin, int64_t n_end, int64_t k_begin,
                          int64_t k, uint8_t *to, void *scratch)
 {
     enum { PAIR = 2 * NBL_STRIP };
-    nbl__source way = *source;
-    way.kernel = &nbl__gemm_bf16_32x32_amx;
+    nbl__pack_source inner = *source;
+    inner.kernel = &nbl__gemm_bf16_32x32_amx;
     if (nbl__b_parts(source) == 1) {
-        nbl__pack_b(&way, n_begin, n_end, k_begin, k, to, scratch);
+        nbl__pack_b(&inner, n_begin, n_end, k_begin, k, to, scratch);
         return;
     }
-    way.kernel = &nbl__gemm_f32_14x32_avx512;
+    inner.kernel = &nbl__gemm_f32_14x32_avx512;
     pieces p = cut(scratch, k, n_end - n_begin, NULL);
     size_t bytes = strip_bytes(source->kernel, nbl__round_up(k, source->kernel->k_step));
     for (int64_t n = n_begin; n < n_end; n += PAIR) {
-        nbl__pack_b(&way, n, nbl__min_i64(n + PAIR, n_end), k_begin, k, p.wide, scratch);
+        nbl__pack_b(&inner, n, nbl__min_i64(n + PAIR, n_end), k_begin, k, p.wide, scratch);
         for (int64_t strip = n; strip < nbl__min_i64(n + PAIR, n_end); strip += NBL_STRIP, to += bytes)
             nbl__split_strip_amx(p.wide + (strip - n) * k, k, (uint16_t *)(void *)to);
     }
 }
 #endif
 
-void nbl__pack_b(const nbl__source *source, int64_t n_begin, int64_t n_end, int64_t k_begin, int64_t k_count,
-                 void *to, void *scratch)
+void nbl__pack_b(const nbl__pack_source *source, int64_t n_begin, int64_t n_end, int64_t k_begin,
+                 int64_t k_count, void *to, void *scratch)
 {
 #if defined(__x86_64__)
     if (source->kernel->panel == NBL_PANEL_SPLIT) {
@@ -544,12 +546,12 @@ void nbl__pack_b(const nbl__source *source, int64_t n_begin, int64_t n_end, int6
     }
 #endif
     int64_t first = source->mat->weight ? source->mat->first_row : 0;
-    if (source->turn) n_begin += first, n_end += first;
+    if (source->transposed) n_begin += first, n_end += first;
     else k_begin += first;
 #if defined(__x86_64__)
     nbl__fourbit_source fourbit;
-    bool whole = source->turn ? k_begin % 32 == 0 && k_count % 32 == 0
-                              : n_begin % 32 == 0 && n_end % 32 == 0 && k_count % 2 == 0;
+    bool whole = source->transposed ? k_begin % 32 == 0 && k_count % 32 == 0
+                                    : n_begin % 32 == 0 && n_end % 32 == 0 && k_count % 2 == 0;
     if (whole && fourbit_of(source, &fourbit)) {
         pack_b_fourbit(source, &fourbit, n_begin, n_end, k_begin, k_count, to, scratch);
         return;

@@ -24,32 +24,32 @@
 #include "quant/quant.h"
 
 /* An operand to pack. `turn`: it is transposed, in the sense above. */
-typedef struct nbl__source {
+typedef struct nbl__pack_source {
     nbl_isa isa;
-    const nbl__kernel *kernel;
-    const nbl__mat *mat;
+    const nbl__gemm_kernel *kernel;
+    const nbl__gemm_matrix *mat;
     nbl_dtype compute;
-    bool turn;
-} nbl__source;
+    bool transposed;
+} nbl__pack_source;
 
 /* Bytes of scratch for one call of a packer, with at most `outer` rows of A or
  * columns of B. */
 size_t nbl__pack_scratch(int64_t k_block, int64_t outer);
 
-/* A part of A: panels [panel_begin, panel_end) of a superblock, and `k_count` of k
- * from k_begin. The superblock has `rows` rows from `row` on, in `panels` panels. */
+/* A part of A: panels [panel_begin, panel_end) of a row block, and `k_count` of k
+ * from k_begin. The row block has `rows` rows from `row` on, in `panels` panels. */
 typedef struct nbl__pack_rows {
     int64_t row, rows, panels, panel_begin, panel_end, k_begin, k_count;
 } nbl__pack_rows;
-/* Packs a part of A. `to` is the superblock's memory for this block of k. */
-void nbl__pack_a(const nbl__source *source, const nbl__pack_rows *part, void *to, void *scratch);
+/* Packs a part of A. `to` is the row block's memory for this block of k. */
+void nbl__pack_a(const nbl__pack_source *source, const nbl__pack_rows *part, void *to, void *scratch);
 /* Packs columns [n_begin, n_end) of B into strips. n_begin is a multiple of 16.
  * The last strip is filled with zeros. */
-void nbl__pack_b(const nbl__source *source, int64_t n_begin, int64_t n_end, int64_t k_begin, int64_t k_count,
-                 void *to, void *scratch);
+void nbl__pack_b(const nbl__pack_source *source, int64_t n_begin, int64_t n_end, int64_t k_begin,
+                 int64_t k_count, void *to, void *scratch);
 
 /* Parts of a split B: 1 if B is bf16 exactly, else 3. */
-int nbl__b_parts(const nbl__source *source);
+int nbl__b_parts(const nbl__pack_source *source);
 
 /* ---- steps of packing ---- */
 
@@ -119,7 +119,7 @@ static inline void nbl__strip_rows(const nbl__fourbit_source *s, int64_t row, in
 /* Transposed: 16 rows of the weight from `row` on (those from row_end on count as
  * zero), columns k_begin + [0, k), as one strip. Returns false if a scale is
  * non-finite and the target has 16 bits; nothing usable is written, and the
- * general way (pack.c) must be taken. */
+ * general algorithm (pack.c) must be taken. */
 bool nbl__pack_fourbit_t16_f32_avx2(const nbl__fourbit_source *s, int64_t row, int64_t row_end,
                                     int64_t k_begin, int64_t k, float *to);
 bool nbl__pack_fourbit_t16_f32_avx512(const nbl__fourbit_source *s, int64_t row, int64_t row_end,

@@ -144,7 +144,7 @@ NBL_TARGET_AVX2 __attribute__((always_inline)) static inline bool straight(const
 }
 
 #define LANES 8
-#include "ops/common/lanes.inc"
+#include "ops/common/vector_macros.inc"
 #include "ops/gemm/cpu/pack_fourbit.inc"
 
 #endif

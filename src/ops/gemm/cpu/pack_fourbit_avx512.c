@@ -183,7 +183,7 @@ NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool straight(con
 }
 
 #define LANES 16
-#include "ops/common/lanes.inc"
+#include "ops/common/vector_macros.inc"
 #include "ops/gemm/cpu/pack_fourbit.inc"
 
 /* The scaled table of a row's block, rounded to bf16, in the upper halves of the lanes. */

@@ -63,8 +63,8 @@ NBL_TARGET_AVX2 static inline void put_exactly(__m256 low, __m256 high, int coun
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline int64_t
 transpose_avx2(nbl_dtype dtype, const void *const *rows, int count, int64_t k, float *to)
 {
-    const void *all[NBL_PANEL_MAX_ROWS];
-    for (int r = 0; r < NBL_PANEL_MAX_ROWS; r++) all[r] = rows[r < count ? r : count - 1];
+    const void *all[NBL_MAX_PANEL_ROWS];
+    for (int r = 0; r < NBL_MAX_PANEL_ROWS; r++) all[r] = rows[r < count ? r : count - 1];
     int64_t i = 0;
     for (; i + 8 <= k; i += 8) {
         __m256 low[8], high[8];

@@ -15,7 +15,7 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
-#include "ops/gemm/cuda/gemm_i8.h"
+#include "ops/gemm/cuda/gemm_int8_cuda.h"
 
 /* The kind of a product: the key of the table. It is compared byte by byte, so it is zeroed first. */
 typedef struct key {
@@ -323,7 +323,7 @@ static nbl_status multiply(const nbl__call *call, const key *k, const void *a, c
 /* ---- products ---- */
 
 /* k is 0: c becomes 0, or stays as it is. */
-static nbl_status multiply_nothing(const nbl__call *call, const nbl__gemm *g, const key *k)
+static nbl_status multiply_nothing(const nbl__call *call, const nbl__cublaslt_gemm *g, const key *k)
 {
     if (g->beta == 1) return NBL_OK;
     NBL_CHECK(call->ctx, g->beta == 0, NBL_ERROR_INTERNAL, "%s: an empty product with beta %g", call->op,
@@ -339,7 +339,7 @@ static nbl_status multiply_nothing(const nbl__call *call, const nbl__gemm *g, co
     return NBL_OK;
 }
 
-nbl_status nbl__cuda_gemm(const nbl__call *call, const nbl__gemm *g)
+nbl_status nbl__cuda_gemm(const nbl__call *call, const nbl__cublaslt_gemm *g)
 {
     key k;
     memset(&k, 0, sizeof k);
@@ -360,8 +360,8 @@ nbl_status nbl__cuda_gemm(const nbl__call *call, const nbl__gemm *g)
     return multiply(call, &k, g->a, g->b, g->c, &g->alpha, &g->beta);
 }
 
-nbl_status nbl__cuda_gemm_i8(const nbl__call *call, int64_t m, int64_t n, int64_t k, const int8_t *a,
-                             const int8_t *b, int32_t *c)
+nbl_status nbl__cuda_gemm_int8(const nbl__call *call, int64_t m, int64_t n, int64_t k, const int8_t *a,
+                               const int8_t *b, int32_t *c)
 {
     int32_t one = 1, zero = 0;
     key it;
@@ -374,6 +374,6 @@ nbl_status nbl__cuda_gemm_i8(const nbl__call *call, int64_t m, int64_t n, int64_
     if (m == 0 || n == 0) return NBL_OK;
     /* The library's integer products need rows that are multiples of 4 bytes. */
     if (k % 4 != 0 || n % 4 != 0 || it.a_align < 4 || it.b_align < 4 || nbl__call_cuda(call)->blas == NULL)
-        return nbl__cuda_gemm_i8_plain(call, m, n, k, a, b, c);
+        return nbl__cuda_gemm_int8_plain(call, m, n, k, a, b, c);
     return multiply(call, &it, a, b, c, &one, &zero);
 }

@@ -5,12 +5,12 @@
  * Matrices are row-major, with leading dimensions. `a_transposed`: a is stored as [k, m]. `b_transposed`: b is stored
  * as [n, k], the layout of weights. Sums are f32. The algorithm is chosen once per shape and kept; only algorithms with
  * deterministic results are allowed. Enqueues on the device's stream; can be captured. */
-#ifndef NBL_CUDA_BLAS_H
-#define NBL_CUDA_BLAS_H
+#ifndef NBL_CUBLASLT_H
+#define NBL_CUBLASLT_H
 
 #include "device/cuda/cuda.h"
 
-typedef struct nbl__gemm {
+typedef struct nbl__cublaslt_gemm {
     nbl_dtype dtype;   /* of a and b: f32 (no TF32), f16 or bf16 */
     nbl_dtype c_dtype; /* the same, or f32 */
     int64_t m, n, k;
@@ -21,13 +21,13 @@ typedef struct nbl__gemm {
     float alpha, beta;
     int64_t batch;                        /* 0: 1 */
     int64_t a_stride, b_stride, c_stride; /* elements from one matrix of the batch to the next */
-} nbl__gemm;
+} nbl__cublaslt_gemm;
 
-nbl_status nbl__cuda_gemm(const nbl__call *call, const nbl__gemm *gemm);
+nbl_status nbl__cuda_gemm(const nbl__call *call, const nbl__cublaslt_gemm *gemm);
 
 /* i32 c[m, n] = a[m, k]·b[n, k]ᵀ of i8, exact. */
-nbl_status nbl__cuda_gemm_i8(const nbl__call *call, int64_t m, int64_t n, int64_t k, const int8_t *a,
-                             const int8_t *b, int32_t *c);
+nbl_status nbl__cuda_gemm_int8(const nbl__call *call, int64_t m, int64_t n, int64_t k, const int8_t *a,
+                               const int8_t *b, int32_t *c);
 
 /* True if the library can be loaded. */
 bool nbl__blas_found(void);

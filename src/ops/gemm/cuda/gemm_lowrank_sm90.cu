@@ -1,8 +1,8 @@
 /* gemm_lowrank_sm90.cu - host code of gemm_lowrank_sm90.h, and `gather`, which adds the partial
  * sums of the blocks.
  *
- *     scratch         outer [shares, columns of all parts, wide] f32, then
- *                     projected [column blocks, rows, wide] f32
+ *     scratch         outer [shares, columns of all parts, rank_padded] f32, then
+ *                     projected [column blocks, rows, rank_padded] f32
  *     lowrank_boxes   grid (column blocks, shares of rows): writes both arrays
  *     gather          to = scale · Σ over column blocks,  gradient (+)= Σ over shares
  *
@@ -17,7 +17,7 @@ namespace
 
 /* ---- adding partial sums ---- */
 
-/* One sum of gather: `summands` matrices of `lines` lines of `wide` values, of which columns first
+/* One sum of gather: `summands` matrices of `lines` lines of `rank_padded` values, of which columns first
  * … first + rank - 1 are wanted. The result goes to `gradient`, or rounded to `to`. */
 struct addition {
     const float *from;
@@ -31,8 +31,8 @@ struct addition {
     int64_t end_block; /* its blocks end before this one */
 };
 struct gather_job {
-    addition list[2 * NBL_GEMM_LOWRANK_PARTS];
-    int wide;
+    addition list[2 * NBL_MAX_GEMM_LOWRANK_PARTS];
+    int rank_padded;
 };
 /* GATHER_WIDE: floats from line to line in shared memory. GATHER_MANY: blocks that fill the
  * device. */
@@ -60,14 +60,14 @@ __global__ void __launch_bounds__(GATHER_THREADS)
     while (blockIdx.x >= j.list[which].end_block) which++;
     const addition &p = j.list[which];
     int64_t first = (blockIdx.x - (which > 0 ? j.list[which - 1].end_block : 0)) * LINES;
-    int quarters = (p.rank + 3) / 4; /* of float4; wide is a multiple of 16 */
+    int quarters = (p.rank + 3) / 4; /* of float4; rank_padded is a multiple of 16 */
     int sharer = threadIdx.x / EACH, share = (p.summands + SHARERS - 1) / SHARERS;
     int begin = sharer * share, end = min(begin + share, p.summands);
     for (int i = threadIdx.x % EACH; i < LINES * quarters; i += EACH) {
         int l = i / quarters, r = i % quarters * 4;
         float4 sum = make_float4(0, 0, 0, 0);
         if (first + l < p.lines) {
-            const float *at = p.from + (first + l) * j.wide + p.first + r;
+            const float *at = p.from + (first + l) * j.rank_padded + p.first + r;
 #pragma unroll 8
             for (int s = begin; s < end; s++) {
                 float4 one = *reinterpret_cast<const float4 *>(at + s * p.apart);
@@ -101,9 +101,9 @@ int64_t whole(int64_t size, int64_t part)
 }
 
 /* Pairs of boxes per line that registers (outer sums) and shared memory (a) have room for. */
-constexpr int max_pairs(int64_t wide)
+constexpr int max_pairs(int64_t rank_padded)
 {
-    return wide == 16 ? 8 : 4;
+    return rank_padded == 16 ? 8 : 4;
 }
 
 /* How a call is divided: pairs of boxes per block, column blocks, and shares of `share` lines of 64
@@ -126,8 +126,8 @@ plan plan_with(const nbl__cuda *cuda, const nbl__gemm_lowrank *s, int64_t rows, 
     int64_t max = cuda->multiprocessors > p.blocks ? cuda->multiprocessors / p.blocks : 1;
     p.share = whole(p.lines, max);
     p.shares = p.share > 0 ? whole(p.lines, p.share) : 0;
-    size_t line = static_cast<size_t>(p.columns * s->wide) * 4;
-    p.projected = s->wide > 32 ? 0 : static_cast<size_t>(p.blocks * rows * s->wide) * 4;
+    size_t line = static_cast<size_t>(p.columns * s->rank_padded) * 4;
+    p.projected = s->rank_padded > 32 ? 0 : static_cast<size_t>(p.blocks * rows * s->rank_padded) * 4;
     p.outer = static_cast<size_t>(p.shares) * line;
     p.scratch = p.projected + static_cast<size_t>(p.lines < max ? p.lines : max) * line;
     return p;
@@ -140,7 +140,7 @@ plan plan_of(const nbl__cuda *cuda, const nbl__gemm_lowrank *s)
     constexpr int64_t MANY = 8192;
     int64_t best = 1;
     double min = INFINITY;
-    for (int64_t pairs = 1; pairs <= max_pairs(s->wide); pairs++) {
+    for (int64_t pairs = 1; pairs <= max_pairs(s->rank_padded); pairs++) {
         plan p = plan_with(cuda, s, MANY, pairs);
         double rounds = static_cast<double>(whole(p.blocks * p.shares, cuda->multiprocessors)),
                time = rounds * static_cast<double>(p.share * pairs * STAGE) * cuda->multiprocessors +
@@ -168,7 +168,7 @@ bool fits(const void *data)
 
 extern "C" bool nbl__gemm_lowrank_can(const nbl__cuda *cuda, const nbl__gemm_lowrank *s)
 {
-    if (cuda->major != 9 || (s->wide != 16 && s->wide != 32 && (s->wide != 48 || s->to))) return false;
+    if (cuda->major != 9 || (s->rank_padded != 16 && s->rank_padded != 32 && (s->rank_padded != 48 || s->to))) return false;
     if (s->rows > INT32_MAX / 2 || s->to_ld % 8 != 0 || s->v_ld % 8 != 0 || !fits(s->to) || !fits(s->v))
         return false;
     for (int i = 0; i < s->count; i++) {
@@ -204,7 +204,7 @@ extern "C" nbl_status nbl__gemm_lowrank_run(const nbl__call *call, const nbl__ge
     job.rows = s->rows, job.columns = plan.columns;
     job.outer = static_cast<float *>(scratch);
     job.projected = s->to ? static_cast<float *>(scratch) + plan.outer / 4 : NULL;
-    sums.wide = static_cast<int>(s->wide);
+    sums.rank_padded = static_cast<int>(s->rank_padded);
     for (int i = 0; i < s->count; i++) {
         const nbl__gemm_lowrank_part *part = &s->parts[i];
         int64_t across = whole(part->columns, 2 * plan.pairs * SIDE);
@@ -214,13 +214,13 @@ extern "C" nbl_status nbl__gemm_lowrank_run(const nbl__call *call, const nbl__ge
         good = good && describe(encode, &job.z[i], NBL_DTYPE_BF16, part->z, s->rows, part->columns,
                                 part->columns, SIDE);
         if (s->to) {
-            good = good && describe(encode, &job.a[i], NBL_DTYPE_BF16, part->a, s->wide, part->columns,
-                                    part->columns, static_cast<int>(s->wide));
+            good = good && describe(encode, &job.a[i], NBL_DTYPE_BF16, part->a, s->rank_padded, part->columns,
+                                    part->columns, static_cast<int>(s->rank_padded));
             addition *add = &sums.list[additions++];
-            add->from = job.projected + blocks * s->rows * s->wide;
-            add->lines = s->rows, add->apart = s->rows * s->wide;
+            add->from = job.projected + blocks * s->rows * s->rank_padded;
+            add->lines = s->rows, add->apart = s->rows * s->rank_padded;
             add->summands = static_cast<int32_t>(across);
-            add->rank = static_cast<int32_t>(s->wide);
+            add->rank = static_cast<int32_t>(s->rank_padded);
             add->scale = part->scale;
             add->to = static_cast<__nv_bfloat16 *>(s->to) + part->first, add->to_ld = s->to_ld;
         }
@@ -231,8 +231,8 @@ extern "C" nbl_status nbl__gemm_lowrank_run(const nbl__call *call, const nbl__ge
     for (int i = 0; i < s->gradient_count; i++) {
         const nbl__gemm_lowrank_gradient *g = &s->gradients[i];
         addition *add = &sums.list[additions++];
-        add->from = job.outer + job.layouts[g->part].first_column * s->wide;
-        add->lines = s->parts[g->part].columns, add->apart = plan.columns * s->wide;
+        add->from = job.outer + job.layouts[g->part].first_column * s->rank_padded;
+        add->lines = s->parts[g->part].columns, add->apart = plan.columns * s->rank_padded;
         add->summands = static_cast<int32_t>(plan.shares);
         add->first = static_cast<int32_t>(g->first), add->rank = static_cast<int32_t>(g->rank);
         add->gradient = g->to, add->transposed = g->transposed, add->accumulate = g->accumulate;
@@ -244,8 +244,8 @@ extern "C" nbl_status nbl__gemm_lowrank_run(const nbl__call *call, const nbl__ge
     gathered = 0;
     for (int i = 0; i < additions; i++) sums.list[i].end_block = gathered += whole(sums.list[i].lines, lines);
     dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.shares));
-    if (s->wide == 16) (s->to ? launch<16, true> : launch<16, false>)(call, job, grid);
-    else if (s->wide == 32) (s->to ? launch<32, true> : launch<32, false>)(call, job, grid);
+    if (s->rank_padded == 16) (s->to ? launch<16, true> : launch<16, false>)(call, job, grid);
+    else if (s->rank_padded == 32) (s->to ? launch<32, true> : launch<32, false>)(call, job, grid);
     else launch<48, false>(call, job, grid);
     nbl_cuda::launch_dependent(add_up, dim3(static_cast<unsigned>(gathered)), GATHER_THREADS, 0, 1,
                            nbl_cuda::stream_of(call), sums);

@@ -5,16 +5,16 @@
  *         for lines of 64 rows                                     v of the line: ring of V_STAGES
  *             for pairs of boxes of 64 columns                     z: ring of STAGES, filled by TMA
  *                 each of 2 warpgroups, on its box of the pair
- *                     projected[64, wide] += box · aᵀ              wgmma
- *                     outer[64 columns, wide] += boxᵀ · v          wgmma, the same bytes read transposed
+ *                     projected[64, rank_padded] += box · aᵀ              wgmma
+ *                     outer[64 columns, rank_padded] += boxᵀ · v          wgmma, the same bytes read transposed
  *             projected → global                                   partial: of this block's columns
  *     outer → global                                               partial: of this block's rows
  *
  * A second kernel (gather in gemm_lowrank_sm90.cu) adds the partial sums of the blocks, in a fixed
  * order. They are a few per cent of the bytes of z. Shared memory: up to 209 KiB, one block per
  * multiprocessor. Limit: memory bandwidth of z. */
-#ifndef NBL_CUDA_GEMM_LOWRANK_KERNEL_CUH
-#define NBL_CUDA_GEMM_LOWRANK_KERNEL_CUH
+#ifndef NBL_GEMM_LOWRANK_SM90_KERNEL_CUH
+#define NBL_GEMM_LOWRANK_SM90_KERNEL_CUH
 
 #include "ops/common/dependent_launch.cuh"
 #include "ops/gemm/cuda/gemm_sm90_mma.cuh"
@@ -42,12 +42,12 @@ struct part_layout {
 };
 
 struct lowrank_job {
-    CUtensorMap z[NBL_GEMM_LOWRANK_PARTS], a[NBL_GEMM_LOWRANK_PARTS], v;
-    part_layout layouts[NBL_GEMM_LOWRANK_PARTS];
+    CUtensorMap z[NBL_MAX_GEMM_LOWRANK_PARTS], a[NBL_MAX_GEMM_LOWRANK_PARTS], v;
+    part_layout layouts[NBL_MAX_GEMM_LOWRANK_PARTS];
     int32_t count, pairs;     /* pairs: stages of a line of boxes, at most */
     int32_t lines, share;     /* of boxes: all, and of a block */
     int64_t rows, columns;    /* columns: of all parts */
-    float *projected, *outer; /* [column blocks, rows, wide] and [shares, columns, wide] */
+    float *projected, *outer; /* [column blocks, rows, rank_padded] and [shares, columns, rank_padded] */
 };
 
 /* PAIRS: stages of a line that a warpgroup's registers have room for. */

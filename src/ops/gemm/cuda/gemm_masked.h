@@ -8,8 +8,8 @@
  * bf16, f32 sums in a fixed order. Columns are a multiple of 8. `first` and u_ld are multiples of 8, and u is aligned to
  * 16 bytes. x may be aligned to its elements only (slower). Limit: memory
  * bandwidth of x, and 50 instructions for 1,024 elements of each 16 columns of u. */
-#ifndef NBL_CUDA_GEMM_MASKED_H
-#define NBL_CUDA_GEMM_MASKED_H
+#ifndef NBL_GEMM_MASKED_H
+#define NBL_GEMM_MASKED_H
 
 #include "device/cuda/cuda.h"
 

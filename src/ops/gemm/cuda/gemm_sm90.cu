@@ -17,10 +17,10 @@ namespace
 using encoder = map_encoder;
 constexpr int SPAN = NBL_GEMM_SM90_SPAN;
 
-/* Masked sources are the last ones. */
+/* Masked terms are the last ones. */
 bool is_masked(const nbl__gemm_sm90 *p)
 {
-    return p->part_count == 0 && p->count > 0 && p->sources[p->count - 1].mask != NULL;
+    return p->part_count == 0 && p->count > 0 && p->terms[p->count - 1].mask != NULL;
 }
 
 /* A compiled kernel: its tile, and its cost for the choice. */
@@ -34,10 +34,10 @@ struct variant {
 };
 
 /* Launches one instance of the kernel. */
-template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, ending END>
+template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool MN_MAJOR, epilogue EPILOGUE>
 cudaError_t launch_one(const cudaLaunchConfig_t *config, const job *p)
 {
-    auto kernel = multiply<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, END>;
+    auto kernel = multiply<T, BN, STAGES, BUFFERS, CLUSTER, MN_MAJOR, EPILOGUE>;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              layout<BN, STAGES, BUFFERS>::BYTES);
     return error == cudaSuccess ? cudaLaunchKernelEx(config, kernel, *p) : error;
@@ -47,14 +47,14 @@ template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER>
 cudaError_t launch_of(const cudaLaunchConfig_t *config, const nbl__gemm_sm90 *product, const job *p)
 {
     if constexpr (BN == 256)
-        if (product->gated) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, ENDS_GATED>(config, p);
+        if (product->gated) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, EPILOGUE_GATED>(config, p);
     if constexpr (BN == SPAN && !IS_HALF<T>)
         if (product->exponentials.spans)
-            return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, ENDS_EXPONENTIAL>(config, p);
-    if (product->b_transposed) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, ENDS_PLAIN>(config, p);
+            return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, EPILOGUE_EXPONENTIAL>(config, p);
+    if (product->b_transposed) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, EPILOGUE_PLAIN>(config, p);
     if constexpr (!IS_HALF<T>)
         if (is_masked(product)) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, ENDS_MASKED>(config, p);
-    return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, ENDS_PLAIN>(config, p);
+    return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, EPILOGUE_PLAIN>(config, p);
 }
 template <int BN, int STAGES, int BUFFERS, int CLUSTER>
 cudaError_t launch(const cudaLaunchConfig_t *config, const nbl__gemm_sm90 *product, const job *p)
@@ -120,12 +120,12 @@ const variant *choose(const nbl__gemm_sm90 *p, int multiprocessors)
     return best;
 }
 
-/* Adds a source to the last part, whose result has n columns. The right half of a tile uses the
+/* Adds a term to the last part, whose result has n columns. The right half of a tile uses the
  * same map as the left half, or that of b2 if gated. False: the driver refuses a map. */
-bool describe_source(encoder encode, job *job, const nbl__gemm_sm90 *p, int64_t n, const nbl__gemm_sm90_source *s,
-                     int half_rows)
+bool describe_term(encoder encode, job *job, const nbl__gemm_sm90 *p, int64_t n, const nbl__gemm_sm90_term *s,
+                   int half_rows)
 {
-    int i = job->first_source[job->parts]++;
+    int i = job->first_term[job->parts]++;
     int64_t lda = s->lda ? s->lda : s->k, ldb = s->ldb ? s->ldb : p->b_transposed ? s->k : n;
     job->steps[i] = static_cast<int32_t>(whole(s->k, BK));
     job->tail[i] = static_cast<int32_t>(whole(s->k - (job->steps[i] - 1) * BK, 16));
@@ -149,17 +149,17 @@ bool describe_source(encoder encode, job *job, const nbl__gemm_sm90 *p, int64_t 
     return true;
 }
 
-/* Fills the part of the job that concerns results: tensor maps, beta and old, exponentials. False:
+/* Fills the part of the job that concerns results: tensor maps, beta and c_in, exponentials. False:
  * the driver refuses a map. */
 bool describe_results(encoder encode, job *job, const nbl__gemm_sm90 *p)
 {
     int64_t ldc = p->ldc ? p->ldc : p->n;
     job->beta = p->beta;
-    job->old = p->old ? p->old : p->c;
-    job->ld_old = !p->old ? ldc : p->ld_old ? p->ld_old : p->n;
-    job->wide = p->c_dtype == NBL_DTYPE_F32;
-    job->keeps_gate = p->gated && p->gate != NULL;
-    job->keeps_up = p->gated && p->up != NULL;
+    job->c_in = p->c_in ? p->c_in : p->c;
+    job->ldc_in = !p->c_in ? ldc : p->ldc_in ? p->ldc_in : p->n;
+    job->c_is_f32 = p->c_dtype == NBL_DTYPE_F32;
+    job->stores_gate = p->gated && p->gate != NULL;
+    job->stores_up = p->gated && p->up != NULL;
     nbl_dtype dtype = p->gated ? p->dtype : p->c_dtype;
     bool good = true;
     const nbl__gemm_sm90_exponentials *e = &p->exponentials;
@@ -178,9 +178,9 @@ bool describe_results(encoder encode, job *job, const nbl__gemm_sm90 *p)
                                 p->part_count > 0 ? part.n : ldc, BOX_LINES);
     }
     return good &&
-           (!job->keeps_gate ||
+           (!job->stores_gate ||
             describe(encode, &job->gate, p->c_dtype, p->gate, p->m, p->n, p->n, BOX_LINES)) &&
-           (!job->keeps_up || describe(encode, &job->up, p->c_dtype, p->up, p->m, p->n, p->n, BOX_LINES));
+           (!job->stores_up || describe(encode, &job->up, p->c_dtype, p->up, p->m, p->n, p->n, BOX_LINES));
 }
 
 /* TMA: the address and the distance of rows are multiples of 16 bytes. NULL fits. */
@@ -197,16 +197,16 @@ extern "C" const char *nbl__gemm_sm90_variant(int variant)
     return variant >= 1 && variant <= VARIANTS ? variants[variant - 1].name : NULL;
 }
 
-/* NULL, or the reason why a part cannot be taken. Its sources begin at `first`. */
+/* NULL, or the reason why a part cannot be taken. Its terms begin at `first`. */
 static const char *part_can(const nbl__gemm_sm90 *p, const nbl__gemm_sm90_part *part, int first, int64_t ldc)
 {
     constexpr int64_t MAX = 1 << 30;
-    if (part->count < 1 || first + part->count > NBL_GEMM_SM90_SOURCES) return "needs one to eight sources";
+    if (part->count < 1 || first + part->count > NBL_MAX_GEMM_SM90_TERMS) return "needs one to eight sources";
     if (p->m >= MAX || part->n >= MAX) return "too large";
     if (part->n % 8 != 0) return "needs columns by the eight"; /* TMA stores multiples of 16 bytes */
     int64_t sum = 0;
     for (int i = first; i < first + part->count; i++) {
-        const nbl__gemm_sm90_source *s = &p->sources[i];
+        const nbl__gemm_sm90_term *s = &p->terms[i];
         int64_t ldb = s->ldb ? s->ldb : p->b_transposed ? s->k : part->n;
         if (s->k >= MAX) return "too large";
         if (!fits(s->a, s->lda ? s->lda : s->k, p->dtype) || !fits(s->b, ldb, p->dtype) ||
@@ -216,7 +216,7 @@ static const char *part_can(const nbl__gemm_sm90 *p, const nbl__gemm_sm90_part *
         if (s->mask && (p->b_transposed || p->part_count > 0 || p->beta != 0 || p->dtype != NBL_DTYPE_BF16 ||
                         p->c_dtype != NBL_DTYPE_BF16 || p->mask_ld % 2 != 0))
             return "masks are for one bf16 product with weights as [k, n], without beta";
-        if (s->mask == NULL && i > first && p->sources[i - 1].mask) return "masked sources are the last ones";
+        if (s->mask == NULL && i > first && p->terms[i - 1].mask) return "masked sources are the last ones";
     }
     if (sum == 0) return "nothing to sum";
     return fits(part->c, ldc, p->gated ? p->dtype : p->c_dtype) ? NULL
@@ -230,7 +230,7 @@ extern "C" const char *nbl__gemm_sm90_can(const nbl__cuda *cuda, const nbl__gemm
     if (p->c_dtype != p->dtype && p->c_dtype != NBL_DTYPE_F32) return "needs results of the same type or f32";
     if (p->gated && (!p->b_transposed || p->beta != 0))
         return "gated products take turned weights only, and no beta";
-    if (p->part_count > 0 && (p->gated || p->beta != 0 || p->part_count > NBL_GEMM_SM90_PARTS))
+    if (p->part_count > 0 && (p->gated || p->beta != 0 || p->part_count > NBL_MAX_GEMM_SM90_PARTS))
         return "only plain products without beta come in parts";
     if (p->exponentials.spans && (p->dtype != NBL_DTYPE_BF16 || p->c_dtype != NBL_DTYPE_BF16 ||
                                   !p->b_transposed || p->gated || p->part_count > 0 || p->beta != 0))
@@ -243,7 +243,7 @@ extern "C" const char *nbl__gemm_sm90_can(const nbl__cuda *cuda, const nbl__gemm
         first += part.count;
     }
     if (!fits(p->gate, p->n, p->c_dtype) || !fits(p->up, p->n, p->c_dtype) ||
-        !fits(p->old, p->ld_old ? p->ld_old : p->n, p->c_dtype))
+        !fits(p->c_in, p->ldc_in ? p->ldc_in : p->n, p->c_dtype))
         return "results must be aligned to 16 bytes";
     return NULL;
 }
@@ -256,16 +256,16 @@ extern "C" nbl_status nbl__gemm_sm90_run(const nbl__call *call, const nbl__gemm_
     const variant *v = choose(p, nbl__call_cuda(call)->multiprocessors);
     job job;
     memset(&job, 0, sizeof job);
-    job.first_masked = NBL_GEMM_SM90_SOURCES;
+    job.first_masked = NBL_MAX_GEMM_SM90_TERMS;
     if (p->m == 0 || (p->part_count == 0 && p->n == 0)) return NBL_OK;
     bool good = describe_results(encode, &job, p);
     for (int i = 0, next = 0; good && i < part_count(p); i++) {
         nbl__gemm_sm90_part part = part_of(p, i);
         job.parts = i + 1;
-        job.first_source[i + 1] = job.first_source[i];
+        job.first_term[i + 1] = job.first_term[i];
         for (int end = next + part.count; good && next < end; next++)
-            if (p->sources[next].k > 0)
-                good = describe_source(encode, &job, p, part.n, &p->sources[next], v->width / 2);
+            if (p->terms[next].k > 0)
+                good = describe_term(encode, &job, p, part.n, &p->terms[next], v->width / 2);
         job.first_right[i + 1] = job.first_right[i] + static_cast<int32_t>(units_right(p, v, i));
     }
     /* Sources with k = 0 have been left out. */

@@ -8,8 +8,8 @@
  * stores its half of the tile again. This should be rare. Readers of c apply the power of each span. Cost: an
  * exponential and three more instructions per sum, while the tensor cores of the multiprocessor wait: 2 to 4 % of a
  * product with k = 2048 on an H200. */
-#ifndef NBL_CUDA_GEMM_SM90_EXPONENTIALS_CUH
-#define NBL_CUDA_GEMM_SM90_EXPONENTIALS_CUH
+#ifndef NBL_GEMM_SM90_EXP_CUH
+#define NBL_GEMM_SM90_EXP_CUH
 
 #include "ops/gemm/cuda/gemm_sm90_mma.cuh"
 #include "ops/common/kernel.cuh"
@@ -27,11 +27,11 @@ struct exponentials {
     float *label_sums;
     float2 *spans; /* sum, power */
     int32_t span_count;
-    bool kept; /* c is not NULL */
+    bool stores_c; /* c is not NULL */
 };
 
 /* Power and label of a thread's two rows. */
-struct row_facts {
+struct row_params {
     float power[2];
     int label[2];
 };
@@ -41,9 +41,9 @@ __device__ inline int first_row_of_thread(int row)
     return row + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
-__device__ inline row_facts load_facts(const exponentials &e, int row, int64_t m, int64_t n)
+__device__ inline row_params load_row_params(const exponentials &e, int row, int64_t m, int64_t n)
 {
-    row_facts f = {{0, 0}, {-1, -1}};
+    row_params f = {{0, 0}, {-1, -1}};
     int y = first_row_of_thread(row);
 #pragma unroll
     for (int below = 0; below < 2; below++)
@@ -76,8 +76,8 @@ __device__ inline float quad_sum(float x)
 
 /* Stores the sum of the label's column, if this thread has it. */
 template <int BN>
-__device__ inline void keep_label(const exponentials &e, int column, int y, int label, int below,
-                                  const float (&sums)[BN / 2])
+__device__ inline void store_label(const exponentials &e, int column, int y, int label, int below,
+                                   const float (&sums)[BN / 2])
 {
     int at = label - column, lane = static_cast<int>(threadIdx.x) % 32;
     if (at < 0 || at >= BN || at % 8 / 2 != lane % 4) return;
@@ -102,11 +102,11 @@ __device__ inline void own_powers(const float (&sums)[BN / 2], const float (&tot
     }
 }
 
-/* Stores the tile at (column, row) of a result [m, n]. `out` is the warpgroup's way_out. */
+/* Stores the tile at (column, row) of a result [m, n]. `out` is the warpgroup's epilogue_store. */
 template <typename T, int BN, typename OUT>
-__device__ inline void send_exponentials(const exponentials &e, const CUtensorMap *c, OUT &out, int column,
-                                         int row, int64_t m, int64_t n, const row_facts &f,
-                                         float (&sums)[BN / 2])
+__device__ inline void store_exponentials(const exponentials &e, const CUtensorMap *c, OUT &out, int column,
+                                          int row, int64_t m, int64_t n, const row_params &f,
+                                          float (&sums)[BN / 2])
 {
     int lane = static_cast<int>(threadIdx.x) % 32, y = first_row_of_thread(row);
     if (column + BN > n) { /* columns outside the matrix add nothing to the totals */
@@ -116,7 +116,7 @@ __device__ inline void send_exponentials(const exponentials &e, const CUtensorMa
     }
 #pragma unroll
     for (int below = 0; below < 2; below++)
-        keep_label<BN>(e, column, y + 8 * below, f.label[below], below, sums);
+        store_label<BN>(e, column, y + 8 * below, f.label[below], below, sums);
     float power[2] = {f.power[0], f.power[1]}, total[2];
     bool again = false;
 #pragma unroll 1
@@ -130,7 +130,7 @@ __device__ inline void send_exponentials(const exponentials &e, const CUtensorMa
                 v[i] = power_of_two(fmaf(sums[x / 2 + i], LOG2_E, -power[i / 2 % 2]));
                 total[i / 2 % 2] += v[i];
             }
-            if (e.kept) out.template send_64<T>(c, false, column + x, row, v);
+            if (e.stores_c) out.template store_64<T>(c, false, column + x, row, v);
         }
         total[0] = quad_sum(total[0]);
         total[1] = quad_sum(total[1]);

@@ -4,7 +4,7 @@
  * below each other, BN columns wide (gated: BN / 2 columns of both sums).
  *
  *     each cluster: for its units
- *         for the sources of the part, for k in steps of BK = 64      a ring of STAGES stages in shared memory
+ *         for the terms of the part, for k in steps of BK = 64        a ring of STAGES stages in shared memory
  *             producer    a[128, 64] and b[BN, 64] → stage            TMA
  *             consumers   2 × sums[64, BN] += a · b of the stage      wgmma, f32 in registers
  *         consumers       round the sums → box → c                    TMA
@@ -13,21 +13,21 @@
  *
  *     producer      one thread issues all TMA loads. Each block loads its own rows of a. Each block of a cluster loads
  *                   1 / CLUSTER of the tile of b and multicasts it: a tile of b is read from L2 once per cluster.
- *     2 consumers   (COUNTERS) 64 rows by BN columns each, BN / 2 sums per thread. The products of one stage run while
+ *     2 consumers   (CONSUMERS) 64 rows by BN columns each, BN / 2 sums per thread. The products of one stage run while
  *                   the next are issued. A stage is free when the consumers of all blocks of the cluster have read it.
  *
  * At the end of a tile the consumers round their sums into one of BUFFERS boxes of 64 lines of 128 bytes. TMA stores the
  * box while the producer already loads the next tile's first stages and the consumers multiply them.
  *
- * With masked sources (gemm_sm90_mask.cuh) the last stages of a tile are theirs: the consumers add them to the sums
+ * With masked terms (gemm_sm90_mask.cuh) the last stages of a tile are theirs: the consumers add them to the sums
  * before rounding.
  *
  * Sizes that are no multiple of a tile need no special case: TMA reads zeros outside a matrix and writes nothing there.
  * Units go down 2048 rows before they go right: blocks that run at the same time share rows and columns in L2.
  *
  * Bytes: per unit and value of k, (128 · CLUSTER + BN) · 2 from L2. Expected limit for long k: the tensor cores. */
-#ifndef NBL_CUDA_GEMM_SM90_KERNEL_CUH
-#define NBL_CUDA_GEMM_SM90_KERNEL_CUH
+#ifndef NBL_GEMM_SM90_KERNEL_CUH
+#define NBL_GEMM_SM90_KERNEL_CUH
 
 #include "ops/common/dependent_launch.cuh"
 #include "ops/gemm/cuda/gemm_sm90_exp.cuh"
@@ -43,38 +43,38 @@ namespace nbl_sm90
 {
 
 constexpr int BM = 128, BK = 64, LINE = 128, BOX_LINES = 64, BOX = LINE * BOX_LINES;
-constexpr int COUNTERS = 2, THREADS = 128 * (1 + COUNTERS);
+constexpr int CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
 constexpr int NOWHERE = 1 << 30; /* a column that no matrix has */
 
-/* How a tile ends. */
-enum ending { ENDS_PLAIN, ENDS_GATED, ENDS_EXPONENTIAL, ENDS_MASKED };
+/* What becomes of the sums of a tile. */
+enum epilogue { EPILOGUE_PLAIN, EPILOGUE_GATED, EPILOGUE_EXPONENTIAL, ENDS_MASKED };
 
 /* The kernel's argument, passed by value. */
 struct job {
-    CUtensorMap a[NBL_GEMM_SM90_SOURCES],
-        b[NBL_GEMM_SM90_SOURCES][2]; /* b: of the left and the right half of a tile */
-    CUtensorMap c[NBL_GEMM_SM90_PARTS], gate, up;
-    int32_t steps[NBL_GEMM_SM90_SOURCES + 1]; /* of BK values of k */
-    int32_t tail[NBL_GEMM_SM90_SOURCES];      /* values of k in the last step, divided by 16 */
-    bool has_b[NBL_GEMM_SM90_SOURCES][2], keeps_gate, keeps_up, wide; /* wide: c (gated: gate and up) is f32 */
-    int32_t parts, first_source[NBL_GEMM_SM90_PARTS + 1], all_steps[NBL_GEMM_SM90_PARTS]; /* of each part */
+    CUtensorMap a[NBL_MAX_GEMM_SM90_TERMS],
+        b[NBL_MAX_GEMM_SM90_TERMS][2]; /* b: of the left and the right half of a tile */
+    CUtensorMap c[NBL_MAX_GEMM_SM90_PARTS], gate, up;
+    int32_t steps[NBL_MAX_GEMM_SM90_TERMS + 1]; /* of BK values of k */
+    int32_t tail[NBL_MAX_GEMM_SM90_TERMS];      /* values of k in the last step, divided by 16 */
+    bool has_b[NBL_MAX_GEMM_SM90_TERMS][2], stores_gate, stores_up, c_is_f32; /* c_is_f32: gated: of gate and up */
+    int32_t parts, first_term[NBL_MAX_GEMM_SM90_PARTS + 1], all_steps[NBL_MAX_GEMM_SM90_PARTS]; /* of each part */
     int32_t
-        first_right[NBL_GEMM_SM90_PARTS + 1]; /* the part's first column of units; the last entry is their number */
+        first_right[NBL_MAX_GEMM_SM90_PARTS + 1]; /* the part's first column of units; the last entry is their number */
     int32_t units_down, group;
     int32_t act;
     float beta;
-    const void *old;
-    int64_t ld_old, m, n;
+    const void *c_in;
+    int64_t ldc_in, m, n;
     exponentials exp;
-    int32_t first_masked; /* sources from here on are masked; all_steps leaves them out */
-    const uint32_t *mask[NBL_GEMM_SM90_SOURCES];
-    float mask_factor[NBL_GEMM_SM90_SOURCES];
+    int32_t first_masked; /* terms from here on are masked; all_steps leaves them out */
+    const uint32_t *mask[NBL_MAX_GEMM_SM90_TERMS];
+    float mask_factor[NBL_MAX_GEMM_SM90_TERMS];
     int64_t mask_ld;
 };
 
 template <int BN, int STAGES, int BUFFERS> struct layout {
     static constexpr int A = BM * LINE, B = BN * LINE, STAGE = A + B;
-    static constexpr int BOXES = STAGES * STAGE, BARRIERS = BOXES + COUNTERS * BUFFERS * BOX;
+    static constexpr int BOXES = STAGES * STAGE, BARRIERS = BOXES + CONSUMERS * BUFFERS * BOX;
     static constexpr int BYTES = BARRIERS + 2 * STAGES * 8 + 1024; /* 1024: the start is rounded up to that */
 };
 
@@ -98,8 +98,8 @@ template <int BN, int CLUSTER, bool GATED> __device__ inline unit_position posit
 
 /* ---- the producer ---- */
 
-template <int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, bool GATED>
-__device__ inline void copy_tiles(const job &p, uint32_t ring, uint32_t barriers, int rank)
+template <int BN, int STAGES, int BUFFERS, int CLUSTER, bool MN_MAJOR, bool GATED>
+__device__ inline void produce_tiles(const job &p, uint32_t ring, uint32_t barriers, int rank)
 {
     using at = layout<BN, STAGES, BUFFERS>;
     constexpr int HALF = BN / 2;
@@ -108,7 +108,7 @@ __device__ inline void copy_tiles(const job &p, uint32_t ring, uint32_t barriers
     for (int unit = blockIdx.x / CLUSTER; unit < units; unit += gridDim.x / CLUSTER) {
         unit_position slot = position_of<BN, CLUSTER, GATED>(p, unit);
         int row = slot.row + rank * BM, column = slot.column;
-        for (int s = p.first_source[slot.part]; s < p.first_source[slot.part + 1]; s++) {
+        for (int s = p.first_term[slot.part]; s < p.first_term[slot.part + 1]; s++) {
             for (int step = 0; step < p.steps[s]; step++) {
                 uint32_t a = ring + stage * at::STAGE, full = barriers + stage * 8, empty = full + STAGES * 8;
                 mbarrier_wait(empty, parity);
@@ -119,8 +119,8 @@ __device__ inline void copy_tiles(const job &p, uint32_t ring, uint32_t barriers
                     int x = !p.has_b[s][half] ? NOWHERE : GATED ? column : column + half * HALF;
                     uint32_t to = a + at::A + half * HALF * LINE;
                     const CUtensorMap *map = &p.b[s][half];
-                    for (int j = 0; j < (STRAIGHT ? HALF / 64 : 1); j++) {
-                        int first = STRAIGHT ? x + 64 * j : step * BK, second = STRAIGHT ? step * BK : x;
+                    for (int j = 0; j < (MN_MAJOR ? HALF / 64 : 1); j++) {
+                        int first = MN_MAJOR ? x + 64 * j : step * BK, second = MN_MAJOR ? step * BK : x;
                         if (CLUSTER == 1) tma_load(to + j * BOX, map, first, second, full);
                         else tma_load_multicast(to + j * BOX, map, first, second, full, (1 << CLUSTER) - 1);
                     }
@@ -133,12 +133,12 @@ __device__ inline void copy_tiles(const job &p, uint32_t ring, uint32_t barriers
 
 /* ---- results of the consumers ---- */
 
-__device__ inline uint32_t two_of(float a, float b, __half)
+__device__ inline uint32_t pack2(float a, float b, __half)
 {
     __half2 both = __floats2half2_rn(a, b);
     return *reinterpret_cast<uint32_t *>(&both);
 }
-__device__ inline uint32_t two_of(float a, float b, __nv_bfloat16)
+__device__ inline uint32_t pack2(float a, float b, __nv_bfloat16)
 {
     __nv_bfloat162 both = __floats2bfloat162_rn(a, b);
     return *reinterpret_cast<uint32_t *>(&both);
@@ -154,9 +154,9 @@ template <typename T> __device__ inline void fill_box(uint32_t box, const float 
     for (int j = 0; j < 8; j += 2) {
         uint32_t to = box + line * LINE + ((j + lane / 16) ^ (line % 8)) * 16;
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-                     "r"(two_of(v[4 * j], v[4 * j + 1], T())), "r"(two_of(v[4 * j + 2], v[4 * j + 3], T())),
-                     "r"(two_of(v[4 * j + 4], v[4 * j + 5], T())),
-                     "r"(two_of(v[4 * j + 6], v[4 * j + 7], T()))
+                     "r"(pack2(v[4 * j], v[4 * j + 1], T())), "r"(pack2(v[4 * j + 2], v[4 * j + 3], T())),
+                     "r"(pack2(v[4 * j + 4], v[4 * j + 5], T())),
+                     "r"(pack2(v[4 * j + 6], v[4 * j + 7], T()))
                      : "memory");
     }
 }
@@ -173,12 +173,12 @@ template <int FIRST> __device__ inline void fill_box_f32(uint32_t box, const flo
 }
 
 /* The boxes through which a warpgroup stores its results, used in turn. */
-template <int BUFFERS> struct way_out {
+template <int BUFFERS> struct epilogue_store {
     uint32_t boxes;
     int next, number; /* number: the warpgroup's named barrier */
     bool leads;
 
-    template <typename F> __device__ inline void send(const CUtensorMap *map, int column, int row, F fill)
+    template <typename F> __device__ inline void store(const CUtensorMap *map, int column, int row, F fill)
     {
         if (leads) tma_store_wait_read<BUFFERS - 1>();
         warpgroup_sync(number);
@@ -190,52 +190,52 @@ template <int BUFFERS> struct way_out {
         next = next + 1 == BUFFERS ? 0 : next + 1;
     }
     template <typename T>
-    __device__ inline void send_64(const CUtensorMap *map, bool wide, int column, int row,
-                                   const float (&v)[32])
+    __device__ inline void store_64(const CUtensorMap *map, bool c_is_f32, int column, int row,
+                                    const float (&v)[32])
     {
-        if (!wide) {
-            send(map, column, row, [&](uint32_t box) { fill_box<T>(box, v); });
+        if (!c_is_f32) {
+            store(map, column, row, [&](uint32_t box) { fill_box<T>(box, v); });
         } else {
-            send(map, column, row, [&](uint32_t box) { fill_box_f32<0>(box, v); });
-            send(map, column + 32, row, [&](uint32_t box) { fill_box_f32<32>(box, v); });
+            store(map, column, row, [&](uint32_t box) { fill_box_f32<0>(box, v); });
+            store(map, column + 32, row, [&](uint32_t box) { fill_box_f32<32>(box, v); });
         }
     }
 };
 
-/* Loads `old` for this thread's elements of 64 columns, two to a word. n is a multiple of 8. */
-__device__ inline void load_old(const job &p, int column, int row, uint32_t (&old)[16])
+/* Loads `c_in` for this thread's elements of 64 columns, two to a word. n is a multiple of 8. */
+__device__ inline void load_c_in(const job &p, int column, int row, uint32_t (&c_in)[16])
 {
     int lane = threadIdx.x % 32;
     int64_t y = row + threadIdx.x / 32 % 4 * 16 + lane / 4, x = column + lane % 4 * 2;
-    const uint32_t *from = static_cast<const uint32_t *>(p.old) + (y * p.ld_old + x) / 2;
+    const uint32_t *from = static_cast<const uint32_t *>(p.c_in) + (y * p.ldc_in + x) / 2;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         int right = i / 2 * 8, below = i % 2 * 8;
-        old[i] = x + right < p.n && y + below < p.m ? from[(below * p.ld_old + right) / 2] : 0;
+        c_in[i] = x + right < p.n && y + below < p.m ? from[(below * p.ldc_in + right) / 2] : 0;
     }
 }
-template <typename T> __device__ inline void add_old(float beta, const uint32_t (&old)[16], float (&v)[32])
+template <typename T> __device__ inline void add_c_in(float beta, const uint32_t (&c_in)[16], float (&v)[32])
 {
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         T two[2];
-        memcpy(two, &old[i], 4);
+        memcpy(two, &c_in[i], 4);
         v[2 * i] = fmaf(beta, nbl_cuda::to_f32(two[0]), v[2 * i]);
         v[2 * i + 1] = fmaf(beta, nbl_cuda::to_f32(two[1]), v[2 * i + 1]);
     }
 }
-__device__ inline void add_old_f32(const job &p, int column, int row, float (&v)[32])
+__device__ inline void add_c_in_f32(const job &p, int column, int row, float (&v)[32])
 {
     int lane = threadIdx.x % 32;
     int64_t y = row + threadIdx.x / 32 % 4 * 16 + lane / 4, x = column + lane % 4 * 2;
-    const float *from = static_cast<const float *>(p.old) + y * p.ld_old + x;
+    const float *from = static_cast<const float *>(p.c_in) + y * p.ldc_in + x;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         int right = i / 2 * 8, below = i % 2 * 8;
         if (x + right >= p.n || y + below >= p.m) continue;
-        float2 old = *reinterpret_cast<const float2 *>(from + below * p.ld_old + right);
-        v[2 * i] = fmaf(p.beta, old.x, v[2 * i]);
-        v[2 * i + 1] = fmaf(p.beta, old.y, v[2 * i + 1]);
+        float2 c_in = *reinterpret_cast<const float2 *>(from + below * p.ldc_in + right);
+        v[2 * i] = fmaf(p.beta, c_in.x, v[2 * i]);
+        v[2 * i + 1] = fmaf(p.beta, c_in.y, v[2 * i + 1]);
     }
 }
 
@@ -249,8 +249,8 @@ __device__ inline float activation(int act, float x)
 }
 
 template <typename T, int BN, bool GATED, int BUFFERS>
-__device__ inline void send_tile(const job &p, way_out<BUFFERS> &out, int part, int column, int row,
-                                 uint32_t (&old)[16], float (&sums)[BN / 2])
+__device__ inline void store_tile(const job &p, epilogue_store<BUFFERS> &out, int part, int column, int row,
+                                  uint32_t (&c_in)[16], float (&sums)[BN / 2])
 {
     constexpr int COLUMNS = GATED ? BN / 2 : BN;
 #pragma unroll
@@ -262,61 +262,61 @@ __device__ inline void send_tile(const job &p, way_out<BUFFERS> &out, int part, 
             float w[32];
 #pragma unroll
             for (int i = 0; i < 32; i++) w[i] = sums[BN / 4 + x / 2 + i];
-            if (p.keeps_gate) out.template send_64<T>(&p.gate, p.wide, column + x, row, v);
-            if (p.keeps_up) out.template send_64<T>(&p.up, p.wide, column + x, row, w);
+            if (p.stores_gate) out.template store_64<T>(&p.gate, p.c_is_f32, column + x, row, v);
+            if (p.stores_up) out.template store_64<T>(&p.up, p.c_is_f32, column + x, row, w);
 #pragma unroll
             for (int i = 0; i < 32; i++) v[i] = activation(p.act, v[i]) * w[i];
-            out.template send_64<T>(&p.c[0], false, column + x, row, v);
+            out.template store_64<T>(&p.c[0], false, column + x, row, v);
         } else {
-            if (p.beta != 0 && p.wide) add_old_f32(p, column + x, row, v);
-            if (p.beta != 0 && !p.wide) {
-                add_old<T>(p.beta, old, v);
+            if (p.beta != 0 && p.c_is_f32) add_c_in_f32(p, column + x, row, v);
+            if (p.beta != 0 && !p.c_is_f32) {
+                add_c_in<T>(p.beta, c_in, v);
                 if (x + 64 < COLUMNS)
-                    load_old(p, column + x + 64, row, old); /* in flight while these are stored */
+                    load_c_in(p, column + x + 64, row, c_in); /* in flight while these are stored */
             }
-            out.template send_64<T>(&p.c[part], p.wide, column + x, row, v);
+            out.template store_64<T>(&p.c[part], p.c_is_f32, column + x, row, v);
         }
     }
 }
 
 /* ---- the consumers ---- */
 
-template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, ending END>
-__device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barriers, int rank, int counter)
+template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool MN_MAJOR, epilogue EPILOGUE>
+__device__ inline void consume_tiles(const job &p, uint32_t ring, uint32_t barriers, int rank, int consumer)
 {
     using at = layout<BN, STAGES, BUFFERS>;
-    constexpr bool GATED = END == ENDS_GATED;
-    constexpr int STEP_B = (STRAIGHT ? 16 * LINE : 32) / 16; /* added to a descriptor for 16 more values of k */
+    constexpr bool GATED = EPILOGUE == EPILOGUE_GATED;
+    constexpr int STEP_B = (MN_MAJOR ? 16 * LINE : 32) / 16; /* added to a descriptor for 16 more values of k */
     uint32_t lane = threadIdx.x % 32, parity = 0;
     /* Lane i tells block i of the cluster that this warp has read a stage. */
     uint32_t empty = cluster_map_address(barriers + STAGES * 8, lane < CLUSTER ? lane : 0);
     int stage = 0, units = unit_count(p);
-    way_out<BUFFERS> out = {ring + at::BOXES + counter * BUFFERS * BOX, 0, 1 + counter,
+    epilogue_store<BUFFERS> out = {ring + at::BOXES + consumer * BUFFERS * BOX, 0, 1 + consumer,
                             threadIdx.x % 128 == 0};
     float sums[BN / 2];
     for (int unit = blockIdx.x / CLUSTER; unit < units; unit += gridDim.x / CLUSTER) {
         unit_position slot = position_of<BN, CLUSTER, GATED>(p, unit);
-        int column = slot.column, row = slot.row + rank * BM + counter * 64;
-        int before = 0, source = p.first_source[slot.part], left = p.steps[source];
+        int column = slot.column, row = slot.row + rank * BM + consumer * 64;
+        int before = 0, term = p.first_term[slot.part], left = p.steps[term];
         int all_steps = p.all_steps[slot.part];
         for (int step = 0; step < all_steps; step++) {
             int pieces = BK / 16;
-            if (--left == 0) pieces = p.tail[source], left = p.steps[++source];
+            if (--left == 0) pieces = p.tail[term], left = p.steps[++term];
             uint32_t a = ring + stage * at::STAGE;
-            uint64_t da = descriptor_of<false>(a + counter * 64 * LINE),
-                     db = descriptor_of<STRAIGHT>(a + at::A);
+            uint64_t da = descriptor_of<false>(a + consumer * 64 * LINE),
+                     db = descriptor_of<MN_MAJOR>(a + at::A);
             mbarrier_wait(barriers + stage * 8, parity);
             if (pieces == BK / 16) {
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < BK / 16; i++)
-                    multiply_add<T, BN, STRAIGHT>(sums, da + 2 * i, db + STEP_B * i, step + i);
+                    multiply_add<T, BN, MN_MAJOR>(sums, da + 2 * i, db + STEP_B * i, step + i);
                 wgmma_commit();
             } else { /* one commit group each: the compiler wants a commit in every path */
 #pragma unroll 1
                 for (int i = 0; i < pieces; i++) {
                     wgmma_fence();
-                    multiply_add<T, BN, STRAIGHT>(sums, da + 2 * i, db + STEP_B * i, step + i);
+                    multiply_add<T, BN, MN_MAJOR>(sums, da + 2 * i, db + STEP_B * i, step + i);
                     wgmma_commit();
                 }
             }
@@ -325,22 +325,22 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
             before = stage;
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
-        uint32_t old[16];
-        row_facts facts;
-        mask_words<END == ENDS_MASKED ? BN : 64> words;
-        int line = counter * 64 + threadIdx.x / 32 % 4 * 16, source_end = p.first_source[slot.part + 1];
-        if constexpr (END == ENDS_MASKED)
-            load_mask<BN>(p.mask[p.first_masked], p.mask_ld, row - counter * 64 + line, column, p.m, p.n, words);
-        if constexpr (END == ENDS_EXPONENTIAL) facts = load_facts(p.exp, row, p.m, p.n);
-        else if (!GATED && p.beta != 0 && !p.wide) load_old(p, column, row, old);
+        uint32_t c_in[16];
+        row_params params;
+        mask_words<EPILOGUE == ENDS_MASKED ? BN : 64> words;
+        int line = consumer * 64 + threadIdx.x / 32 % 4 * 16, source_end = p.first_term[slot.part + 1];
+        if constexpr (EPILOGUE == ENDS_MASKED)
+            load_mask<BN>(p.mask[p.first_masked], p.mask_ld, row - consumer * 64 + line, column, p.m, p.n, words);
+        if constexpr (EPILOGUE == EPILOGUE_EXPONENTIAL) params = load_row_params(p.exp, row, p.m, p.n);
+        else if (!GATED && p.beta != 0 && !p.c_is_f32) load_c_in(p, column, row, c_in);
         wgmma_wait<0>();
         wgmma_settle(sums);
         if (lane < CLUSTER) mbarrier_arrive_cluster(empty + before * 8);
-        if constexpr (END == ENDS_MASKED)
+        if constexpr (EPILOGUE == ENDS_MASKED)
             for (int s = p.first_masked; s < source_end; s++) {
                 mask_words<BN> next = words;
                 if (s + 1 < source_end)
-                    load_mask<BN>(p.mask[s + 1], p.mask_ld, row - counter * 64 + line, column, p.m, p.n, next);
+                    load_mask<BN>(p.mask[s + 1], p.mask_ld, row - consumer * 64 + line, column, p.m, p.n, next);
                 for (int step = 0; step < p.steps[s]; step++) {
                     uint32_t a = ring + stage * at::STAGE;
                     mbarrier_wait(barriers + stage * 8, parity);
@@ -352,14 +352,14 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
                 }
                 words = next;
             }
-        if constexpr (END == ENDS_EXPONENTIAL)
-            send_exponentials<T, BN>(p.exp, &p.c[0], out, column, row, p.m, p.n, facts, sums);
-        else send_tile<T, BN, GATED>(p, out, slot.part, column, row, old, sums);
+        if constexpr (EPILOGUE == EPILOGUE_EXPONENTIAL)
+            store_exponentials<T, BN>(p.exp, &p.c[0], out, column, row, p.m, p.n, params, sums);
+        else store_tile<T, BN, GATED>(p, out, slot.part, column, row, c_in, sums);
     }
     if (out.leads) tma_store_wait_read<0>();
 }
 
-template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, ending END>
+template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool MN_MAJOR, epilogue EPILOGUE>
 __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ job p)
 {
     using at = layout<BN, STAGES, BUFFERS>;
@@ -371,7 +371,7 @@ __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ j
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(barriers + i * 8, 1); /* full: the producer's arrival, and the bytes */
             mbarrier_init(barriers + (STAGES + i) * 8,
-                         COUNTERS * 4 * CLUSTER); /* empty: all warps of all consumers */
+                         CONSUMERS * 4 * CLUSTER); /* empty: all warps of all consumers */
         }
         mbarrier_init_fence();
     }
@@ -382,13 +382,13 @@ __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ j
     if (threadIdx.x < 128) {
         setmaxnreg_dec<40>();
         if (threadIdx.x == 0)
-            copy_tiles<BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, END == ENDS_GATED>(p, ring, barriers, rank);
+            produce_tiles<BN, STAGES, BUFFERS, CLUSTER, MN_MAJOR, EPILOGUE == EPILOGUE_GATED>(p, ring, barriers, rank);
         __syncwarp();
     } else {
         setmaxnreg_inc<232>();
-        int counter = __shfl_sync(nbl_cuda::WARP, static_cast<int>(threadIdx.x) / 128 - 1,
-                                  0); /* so that the compiler knows it to be uniform in a warp */
-        count_tiles<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, END>(p, ring, barriers, rank, counter);
+        int consumer = __shfl_sync(nbl_cuda::WARP, static_cast<int>(threadIdx.x) / 128 - 1,
+                                   0); /* so that the compiler knows it to be uniform in a warp */
+        consume_tiles<T, BN, STAGES, BUFFERS, CLUSTER, MN_MAJOR, EPILOGUE>(p, ring, barriers, rank, consumer);
     }
     if (CLUSTER > 1) cluster_sync(); /* no block ends while another may write to its memory */
 }

@@ -1,11 +1,11 @@
-/* gemm_sm90_mask.cuh - masked sources of gemm_sm90: sums += factor · mask ∘ (a·b), at the end of a tile. Internal to
+/* gemm_sm90_mask.cuh - masked terms of gemm_sm90: sums += factor · mask ∘ (a·b), at the end of a tile. Internal to
  * gemm_sm90_kernel.cuh.
  *
- * A mask does not commute with the sum over k, so a masked source has sums of its own. They are those of 16 values of k and
- * 32 columns at a time, by mma.m16n8k16 from the stage that TMA filled: k is an adapter's rank, so the arithmetic is little.
- * The masks are bits, [m, columns / 32] words, which a thread loads before it waits for the stage. */
-#ifndef NBL_CUDA_GEMM_SM90_MASK_CUH
-#define NBL_CUDA_GEMM_SM90_MASK_CUH
+ * A mask does not commute with the sum over k, so a masked term has sums of its own. They are those of 16 values of k
+ * and 32 columns at a time, by mma.m16n8k16 from the stage that TMA filled: k is an adapter's rank, so the arithmetic
+ * is little. The masks are bits, [m, columns / 32] words, which a thread loads before it waits for the stage. */
+#ifndef NBL_GEMM_SM90_MASK_CUH
+#define NBL_GEMM_SM90_MASK_CUH
 
 #include <cuda_bf16.h>
 

@@ -1,7 +1,7 @@
 /* gemm_sm90_mma.cuh - wgmma of 64 rows by 128 or 256 columns by k = 16, both operands in shared memory.
  * Internal to the CUDA kernels for compute capability 9.0. */
-#ifndef NBL_CUDA_GEMM_SM90_MMA_CUH
-#define NBL_CUDA_GEMM_SM90_MMA_CUH
+#ifndef NBL_GEMM_SM90_MMA_CUH
+#define NBL_GEMM_SM90_MMA_CUH
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -13,10 +13,10 @@ namespace nbl_sm90
 
 /* Layout of a tile in shared memory: lines of 128 bytes with the 128-byte swizzle, as TMA writes them.
  *     K-major:    a line is 64 values of k; one line per row
- *     STRAIGHT:   a line is 64 values of n; 64 lines, one per value of k, then the next 64 values of n */
-template <bool STRAIGHT> __device__ inline uint64_t descriptor_of(uint32_t address)
+ *     MN_MAJOR:   a line is 64 values of n; 64 lines, one per value of k, then the next 64 values of n */
+template <bool MN_MAJOR> __device__ inline uint64_t descriptor_of(uint32_t address)
 {
-    return wgmma_descriptor(address, STRAIGHT ? 8192 : 16);
+    return wgmma_descriptor(address, MN_MAJOR ? 8192 : 16);
 }
 
 /* d[64, N] (+)= a[64, 16]·b[16, N] by a warpgroup. If `add` is 0, d is not read.
@@ -40,7 +40,7 @@ template <bool STRAIGHT> __device__ inline uint64_t descriptor_of(uint32_t addre
                  "%64, %65, p, 1, 1, 0, %67;\n"                                                              \
                  "}"                                                                                         \
                  : D32(0), D32(32)                                                                           \
-                 : "l"(a), "l"(b), "r"(add), "n"(STRAIGHT ? 1 : 0))
+                 : "l"(a), "l"(b), "r"(add), "n"(MN_MAJOR ? 1 : 0))
 #define NBL_MMA_256(TYPE)                                                                                    \
     asm volatile(                                                                                            \
         "{\n"                                                                                                \
@@ -58,14 +58,14 @@ template <bool STRAIGHT> __device__ inline uint64_t descriptor_of(uint32_t addre
         "%128, %129, p, 1, 1, 0, %131;\n"                                                                    \
         "}"                                                                                                  \
         : D32(0), D32(32), D32(64), D32(96)                                                                  \
-        : "l"(a), "l"(b), "r"(add), "n"(STRAIGHT ? 1 : 0))
+        : "l"(a), "l"(b), "r"(add), "n"(MN_MAJOR ? 1 : 0))
 
 template <typename T> constexpr bool IS_HALF = false;
 template <> constexpr bool IS_HALF<__half> = true;
 
 /* A thread of the warpgroup holds N / 2 of the 64 x N sums; gemm_sm90_kernel.cuh has their
  * layout. */
-template <typename T, int N, bool STRAIGHT>
+template <typename T, int N, bool MN_MAJOR>
 __device__ inline void multiply_add(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
 {
     static_assert(N == 128 || N == 256, "widths that are written out");

@@ -3,7 +3,7 @@
  * project:
  *     a block: 16 · M rows (M = 1, 2 or 4, by the number of rows) and all columns
  *         each warp: every 8th chunk of 32 columns     x and a from memory to fragments, 16 bytes per thread
- *             sums[16 · M, wide] += x · aᵀ
+ *             sums[16 · M, rank_padded] += x · aᵀ
  *     the sums of the 8 warps are added through shared memory, in the order of the warps
  *
  * A thread's 8 columns stand for any 8 values of k of the instruction: both operands use the same order. They are one byte
@@ -148,9 +148,9 @@ __global__ void __launch_bounds__(THREADS, MASKED && N <= 4 ? 2 : 1)
 template <bool ALIGNED, int M, bool MASKED> void launch_project(const nbl__project &p, cudaStream_t stream)
 {
     unsigned blocks = static_cast<unsigned>((p.rows + 16 * M - 1) / (16 * M));
-    if (p.wide == 16) project_kernel<ALIGNED, M, 2, MASKED><<<blocks, THREADS, 0, stream>>>(p);
-    else if (p.wide == 32) project_kernel<ALIGNED, M, 4, MASKED><<<blocks, THREADS, 0, stream>>>(p);
-    else if (p.wide == 48) project_kernel<ALIGNED, M, 6, MASKED><<<blocks, THREADS, 0, stream>>>(p);
+    if (p.rank_padded == 16) project_kernel<ALIGNED, M, 2, MASKED><<<blocks, THREADS, 0, stream>>>(p);
+    else if (p.rank_padded == 32) project_kernel<ALIGNED, M, 4, MASKED><<<blocks, THREADS, 0, stream>>>(p);
+    else if (p.rank_padded == 48) project_kernel<ALIGNED, M, 6, MASKED><<<blocks, THREADS, 0, stream>>>(p);
     else if constexpr (M <= 2) project_kernel<ALIGNED, M, 8, MASKED><<<blocks, THREADS, 0, stream>>>(p);
 }
 
@@ -159,7 +159,7 @@ template <bool MASKED> void choose_project(const nbl__project &p, cudaStream_t s
 {
     constexpr int64_t SMALL = 132 * 64; /* rows: beyond, blocks of 64 fill the device */
     if (!is_aligned(p.x, 16)) launch_project<false, 1, MASKED>(p, stream);
-    else if (!MASKED && p.rows > SMALL / 2 && p.wide <= 48) launch_project<true, 4, false>(p, stream);
+    else if (!MASKED && p.rows > SMALL / 2 && p.rank_padded <= 48) launch_project<true, 4, false>(p, stream);
     else if (p.rows > SMALL / 4) launch_project<true, 2, MASKED>(p, stream);
     else launch_project<true, 1, MASKED>(p, stream);
 }
@@ -169,8 +169,8 @@ template <bool MASKED> void choose_project(const nbl__project &p, cudaStream_t s
 extern "C" nbl_status nbl__cuda_project(const nbl__call *call, const nbl__project *p)
 {
     bool masked = false;
-    if (p->rows == 0 || p->wide == 0) return NBL_OK;
-    for (int i = 0; i < p->wide / 16; i++) masked |= p->masks[i] != NULL;
+    if (p->rows == 0 || p->rank_padded == 0) return NBL_OK;
+    for (int i = 0; i < p->rank_padded / 16; i++) masked |= p->masks[i] != NULL;
     if (masked) choose_project<true>(*p, stream_of(call));
     else choose_project<false>(*p, stream_of(call));
     return launched(call);

@@ -1,29 +1,30 @@
 /* gemm_tall_skinny.h - bf16 products with one short side: the projections of LoRA adapters.
  *
- *     project   to[i, r] = scale·Σ_c x[i, c]·a[r, c]                 x is [rows, columns], a [wide, columns]
+ *     project   to[i, r] = scale·Σ_c x[i, c]·a[r, c]                 x is [rows, columns], a [rank_padded, columns]
  *
  * With masks (dropout) each 16 results may have an x of their own: mask∘x. Masks are bits (dropout_cuda.h). The factor
  * 1 / (1 - dropout) belongs into the scales.
  *
- * Bound by reading the long operand x once. wide is a multiple of 16 up to
- * NBL_TALL_SKINNY_MAX, columns a multiple of 8. Sums are f32 in a fixed order. x may be aligned to its elements only (slower). All other pointers are aligned to 16
- * bytes, and rows are multiples of 8 elements. */
-#ifndef NBL_CUDA_GEMM_TALL_SKINNY_H
-#define NBL_CUDA_GEMM_TALL_SKINNY_H
+ * Bound by reading the long operand x once. rank_padded is a multiple of 16 up to
+ * NBL_MAX_TALL_SKINNY, columns a multiple of 8. Sums are f32 in a fixed order. x may be aligned to its
+ * elements only (slower). All other pointers are aligned to 16 bytes, and rows are multiples of 8 elements.
+ * */
+#ifndef NBL_GEMM_TALL_SKINNY_H
+#define NBL_GEMM_TALL_SKINNY_H
 
 #include "device/cuda/cuda.h"
 
-enum { NBL_TALL_SKINNY_MAX = 64 };
+enum { NBL_MAX_TALL_SKINNY = 64 };
 
 typedef struct nbl__project {
     int64_t rows, columns;
     const void *x, *a; /* dense */
-    int wide;
-    float scales[NBL_TALL_SKINNY_MAX / 8]; /* of each 8 results */
+    int rank_padded;
+    float scales[NBL_MAX_TALL_SKINNY / 8]; /* of each 8 results */
     uint64_t ones;                         /* bit r: result r is 1 instead */
     void *to;
     int64_t to_ld;
-    const uint32_t *masks[NBL_TALL_SKINNY_MAX / 16]; /* of each 16 results: [rows, bits_ld]; NULL: none */
+    const uint32_t *masks[NBL_MAX_TALL_SKINNY / 16]; /* of each 16 results: [rows, bits_ld]; NULL: none */
     int64_t bits_ld;
 } nbl__project;
 nbl_status nbl__cuda_project(const nbl__call *call, const nbl__project *p);

@@ -4,8 +4,8 @@
  * A map is 128 bytes and holds the address, so it is encoded for each launch (about a microsecond)
  * and passed by value as a __grid_constant__ parameter. Addresses and strides must be multiples of
  * 16 bytes. */
-#ifndef NBL_CUDA_TENSOR_MAP_CUH
-#define NBL_CUDA_TENSOR_MAP_CUH
+#ifndef NBL_TENSOR_MAP_CUH
+#define NBL_TENSOR_MAP_CUH
 
 #include <cuda.h>
 #include <cudaTypedefs.h>

@@ -3,7 +3,7 @@
  * This file cuts k into spans, prepares A, chooses a kernel, and has the two ways without a
  * kernel:
  *
- *   rows      k along B's memory rows; any format, any offset in a block, picks, dropout. Pieces of B are
+ *   rows      k along B's memory rows; any format, any offset in a block, k_index, dropout. Pieces of B are
  *             dequantized to the stack and multiplied there.
  *   columns   k down B's columns (dy·W). Four rows of B at a time are dequantized and added to a piece of the tile.
  */
@@ -16,13 +16,13 @@
 
 /* ---- matrices in memory, in pieces of f32 ---- */
 
-static const void *at(const nbl__mat *mat, int64_t row, int64_t column)
+static const void *at(const nbl__gemm_matrix *mat, int64_t row, int64_t column)
 {
     return (const uint8_t *)mat->data + (size_t)(row * mat->stride + column) * nbl__size_of(mat->dtype);
 }
 
 /* Dropout as nbl__dropout_keeps. One call of the generator decides for four neighbours. */
-static void drop(const nbl__mat *mat, int64_t row, int64_t begin, int64_t count, float *values)
+static void drop(const nbl__gemm_matrix *mat, int64_t row, int64_t begin, int64_t count, float *values)
 {
     uint32_t key[2] = {(uint32_t)mat->seed, (uint32_t)(mat->seed >> 32)}, words[4];
     for (int64_t c = 0, i = mat->drop_first + row * mat->drop_columns + begin; c < count; c++, i++) {
@@ -34,7 +34,7 @@ static void drop(const nbl__mat *mat, int64_t row, int64_t begin, int64_t count,
 
 /* Elements [begin, begin + count) of a row in memory. A weight is rounded to `compute`, anything
  * else is widened. */
-static void read_row(nbl_isa isa, const nbl__mat *mat, nbl_dtype compute, int64_t row, int64_t begin,
+static void read_row(nbl_isa isa, const nbl__gemm_matrix *mat, nbl_dtype compute, int64_t row, int64_t begin,
                      int64_t count, float *out)
 {
     if (mat->weight) {
@@ -63,7 +63,7 @@ static float rounded(float value, nbl_dtype dtype)
                                      : value;
 }
 
-static float read_one(const nbl__mat *mat, nbl_dtype compute, int64_t row, int64_t column)
+static float read_one(const nbl__gemm_matrix *mat, nbl_dtype compute, int64_t row, int64_t column)
 {
     float value;
     read_row(NBL_ISA_SCALAR, mat, compute, row, column, 1, &value);
@@ -72,22 +72,22 @@ static float read_one(const nbl__mat *mat, nbl_dtype compute, int64_t row, int64
 
 /* `count` of k from `first` on. `along`: line `line` is a row of the matrix, and k runs along it;
  * else it is a column. */
-static void read_line(nbl_isa isa, const nbl__mat *mat, nbl_dtype compute, bool along, int64_t line,
+static void read_line(nbl_isa isa, const nbl__gemm_matrix *mat, nbl_dtype compute, bool along, int64_t line,
                       int64_t first, int64_t count, float *out)
 {
-    if (along && mat->pick == NULL) {
+    if (along && mat->k_index == NULL) {
         read_row(isa, mat, compute, line, first, count, out);
         return;
     }
     const nbl_weight *w = mat->weight;
     if (along && w && w->format == NBL_FORMAT_INT8) { /* the outliers of LLM.int8 */
         const int8_t *codes = (const int8_t *)w->data + line * nbl__gemv_columns(w);
-        for (int64_t i = 0; i < count; i++) out[i] = (float)codes[mat->pick[first + i]] * w->scales[line];
+        for (int64_t i = 0; i < count; i++) out[i] = (float)codes[mat->k_index[first + i]] * w->scales[line];
         for (int64_t i = 0; i < count; i++) out[i] = rounded(out[i] * NBL_INVERSE_127, compute);
         return;
     }
     for (int64_t i = 0; i < count; i++) {
-        int64_t k = mat->pick ? mat->pick[first + i] : first + i;
+        int64_t k = mat->k_index ? mat->k_index[first + i] : first + i;
         out[i] = along ? read_one(mat, compute, line, k) : read_one(mat, compute, k, line);
     }
 }
@@ -97,16 +97,16 @@ static void read_line(nbl_isa isa, const nbl__mat *mat, nbl_dtype compute, bool 
 /* A's rows over the span, as f32 in kernel order. Rows past m and elements past the span are zero. */
 static void prepare(const nbl__gemv_job *job, const nbl__gemv_plan *plan, float *a)
 {
-    const nbl__mat *mat = &job->term->a;
+    const nbl__gemm_matrix *mat = &job->term->a;
     float line[NBL_GEMV_LONG];
     for (int64_t i = 0; i < job->rows; i++) {
         int64_t count = i < job->m ? job->count : 0,
                 stop = nbl__ceil_div(job->count, NBL_GEMV_GROUP) * NBL_GEMV_GROUP;
-        read_line(job->isa, mat, NBL_DTYPE_F32, !mat->transpose, i, job->first, count, line);
+        read_line(job->isa, mat, NBL_DTYPE_F32, !mat->transposed, i, job->first, count, line);
         memset(line + count, 0, (size_t)(stop - count) * sizeof *line);
         for (int64_t g = 0; g < stop; g += NBL_GEMV_GROUP) {
             float *to = a + g * job->rows + i * NBL_GEMV_GROUP;
-            if (plan->turn) plan->turn(line + g, to);
+            if (plan->permute) plan->permute(line + g, to);
             else memcpy(to, line + g, NBL_GEMV_GROUP * sizeof *to);
         }
     }
@@ -179,11 +179,11 @@ static nbl__gemv_dot dot_of(nbl_isa isa)
 /* The way without a kernel, k along B's rows. */
 static void run_rows(const nbl__gemv_job *job)
 {
-    const nbl__term *t = job->term;
+    const nbl__gemm_term *t = job->term;
     nbl__gemv_dot dot = dot_of(job->isa);
     alignas(64) float piece[NBL_GEMV_PIECE];
     for (int64_t n = job->n_begin; n < job->n_end; n++) {
-        float sums[NBL_GEMV_MAX_ROWS] = {0};
+        float sums[NBL_MAX_GEMV_ROWS] = {0};
         for (int64_t k = 0; k < job->count; k += NBL_GEMV_PIECE) {
             int64_t count = nbl__min_i64(NBL_GEMV_PIECE, job->count - k);
             int64_t padded = nbl__ceil_div(count, NBL_GEMV_GROUP) * NBL_GEMV_GROUP;
@@ -220,9 +220,9 @@ static nbl__gemv_axpy axpy_of(nbl_isa isa)
 /* The way with k down B's columns. acc holds a piece of the tile for all rows. */
 static void run_columns(const nbl__gemv_job *job)
 {
-    const nbl__term *t = job->term;
+    const nbl__gemm_term *t = job->term;
     nbl__gemv_axpy axpy = axpy_of(job->isa);
-    alignas(64) float acc[NBL_GEMV_MAX_ROWS * NBL_GEMV_PIECE], lines[4 * NBL_GEMV_PIECE];
+    alignas(64) float acc[NBL_MAX_GEMV_ROWS * NBL_GEMV_PIECE], lines[4 * NBL_GEMV_PIECE];
     memset(lines, 0, sizeof lines);
     for (int64_t n = job->n_begin; n < job->n_end; n += NBL_GEMV_PIECE) {
         int64_t count = nbl__min_i64(NBL_GEMV_PIECE, job->n_end - n);
@@ -235,8 +235,8 @@ static void run_columns(const nbl__gemv_job *job)
                     memset(line, 0, NBL_GEMV_PIECE * sizeof *line);
                     continue;
                 }
-                read_row(job->isa, &t->b, t->compute, t->b.first_row + (t->b.pick ? t->b.pick[row] : row), n,
-                         count, line);
+                read_row(job->isa, &t->b, t->compute,
+                         t->b.first_row + (t->b.k_index ? t->b.k_index[row] : row), n, count, line);
             }
             axpy(job->rows, job->a + k / NBL_GEMV_GROUP * NBL_GEMV_GROUP * job->rows + k % NBL_GEMV_GROUP,
                  lines, acc);
@@ -251,9 +251,9 @@ static void run_columns(const nbl__gemv_job *job)
 /* ---- the whole ---- */
 
 /* Sets `plan` to a kernel, if there is one for this B. */
-static bool kernel_for(nbl_isa isa, const nbl__term *t, nbl__gemv_plan *plan)
+static bool kernel_for(nbl_isa isa, const nbl__gemm_term *t, nbl__gemv_plan *plan)
 {
-    if (!t->b.transpose || t->b.pick || t->b.dropout > 0) return false;
+    if (!t->b.transposed || t->b.k_index || t->b.dropout > 0) return false;
 #if defined(__x86_64__)
     if (isa >= NBL_ISA_AVX512) return nbl__gemv_plan_avx512(t, plan);
     if (isa >= NBL_ISA_AVX2) return nbl__gemv_plan_avx2(t, plan);
@@ -262,13 +262,13 @@ static bool kernel_for(nbl_isa isa, const nbl__term *t, nbl__gemv_plan *plan)
     return false;
 }
 
-void nbl__gemv(nbl_isa isa, const nbl__term *term, int64_t m, int64_t n_begin, int64_t n_end, float *tile,
-               int64_t tile_stride)
+void nbl__gemv(nbl_isa isa, const nbl__gemm_term *term, int64_t m, int64_t n_begin, int64_t n_end,
+               float *tile, int64_t tile_stride)
 {
-    assert(m <= NBL_GEMV_MAX_ROWS);
+    assert(m <= NBL_MAX_GEMV_ROWS);
     if (m <= 0 || n_begin >= n_end) return;
     alignas(64) float a[NBL_GEMV_A];
-    nbl__gemv_plan plan = {.run = term->b.transpose ? run_rows : run_columns};
+    nbl__gemv_plan plan = {.run = term->b.transposed ? run_rows : run_columns};
     kernel_for(isa, term, &plan);
     int rows = m > 4 ? 8 : m > 2 ? 4 : (int)m;
     int64_t longest = nbl__min_i64(NBL_GEMV_LONG, NBL_GEMV_A / rows);

@@ -20,11 +20,11 @@
 
 #include "ops/gemm/cpu/gemm.h"
 
-enum { NBL_GEMV_MAX_ROWS = 8 };
+enum { NBL_MAX_GEMV_ROWS = 8 };
 
-/* Adds the product to the tile. Requires m <= NBL_GEMV_MAX_ROWS; does nothing if m
+/* Adds the product to the tile. Requires m <= NBL_MAX_GEMV_ROWS; does nothing if m
  * or the range is empty. */
-void nbl__gemv(nbl_isa isa, const nbl__term *term, int64_t m, int64_t n_begin, int64_t n_end, float *tile,
-               int64_t tile_stride);
+void nbl__gemv(nbl_isa isa, const nbl__gemm_term *term, int64_t m, int64_t n_begin, int64_t n_end,
+               float *tile, int64_t tile_stride);
 
 #endif

@@ -17,7 +17,7 @@
 #include <immintrin.h>
 
 #define LANES 8
-#include "ops/common/lanes.inc"
+#include "ops/common/vector_macros.inc"
 
 /* The sum of eight lanes. */
 NBL_TARGET_AVX2 NBL_INLINE float sum_of(__m256 v)
@@ -225,7 +225,7 @@ NBL_TARGET_AVX2 NBL_INLINE void run_fourbit(const nbl__gemv_job *job, int rows, 
         int64_t flat = n * columns + job->first;
         const uint8_t *codes = (const uint8_t *)weight->data + flat / 2;
         const float *scales = nbl__gemv_scales(weight, flat, job->count, room), *a = job->a;
-        __m256 sums[NBL_GEMV_MAX_ROWS];
+        __m256 sums[NBL_MAX_GEMV_ROWS];
         NBL_UNROLL for (int c = 0; c < chains * rows; c++) sums[c] = _mm256_setzero_ps();
         int64_t u = 0;
         for (; u + per_group <= units; u += per_group, a += rows * NBL_GEMV_GROUP) {

@@ -19,7 +19,7 @@
 #include <immintrin.h>
 
 #define LANES 16
-#include "ops/common/lanes.inc"
+#include "ops/common/vector_macros.inc"
 
 /* Memory of a later column is prefetched: two columns ahead, or FETCH_BYTES ahead if that is further.
  * The hardware's prefetch stops at the end of a page, which is about ten columns of a small model. */
@@ -122,7 +122,7 @@ NBL_TARGET_AVX512 NBL_INLINE void group_f32(int rows, int columns, const uint8_t
                                             const float *a, __m512 *sums)
 {
     const bool after = rows < 4;
-    __m512 part[NBL_GEMV_MAX_ROWS], w[2][2];
+    __m512 part[NBL_MAX_GEMV_ROWS], w[2][2];
     NBL_UNROLL for (int s = 0; s < 4; s++)
     {
         NBL_UNROLL for (int c = 0; c < columns; c++)
@@ -167,7 +167,7 @@ NBL_TARGET_AVX512 NBL_INLINE void columns_f32(const nbl__gemv_job *job, int rows
     const uint8_t *codes = (const uint8_t *)weight->data + flat / 2;
     const float *a = job->a, *scales[2];
     float room[2][NBL_GEMV_UNITS];
-    __m512 sums[2 * NBL_GEMV_MAX_ROWS], scale[2];
+    __m512 sums[2 * NBL_MAX_GEMV_ROWS], scale[2];
     NBL_UNROLL for (int c = 0; c < columns; c++)
     {
         scales[c] = scales_of(weight, flat + c * in, count, fine, ahead, room[c]);
@@ -228,7 +228,7 @@ NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_16(const nbl__gemv_job *job, nbl_d
         int64_t flat = n * columns + job->first, u = 0;
         const uint8_t *codes = (const uint8_t *)weight->data + flat / 2;
         const float *scales = scales_of(weight, flat, job->count, fine, ahead, room);
-        __m512 sums[4][NBL_GEMV_MAX_ROWS], values = table;
+        __m512 sums[4][NBL_MAX_GEMV_ROWS], values = table;
         NBL_UNROLL for (int c = 0; c < chains; c++)
         {
             NBL_UNROLL for (int i = 0; i < rows; i++) sums[c][i] = _mm512_setzero_ps();
@@ -264,7 +264,7 @@ NBL_TARGET_AVX512 NBL_INLINE void run_fourbit(const nbl__gemv_job *job, int rows
 
 /* A lane holds 8 codes, and `lanes` of them stand side by side: lane l of step s meets element 8 l + s, or its
  * neighbour where the first of a pair is in the high nibble (`flip` 1). */
-NBL_TARGET_AVX512 NBL_INLINE void turn(int lanes, int flip, const float *from, float *to)
+NBL_TARGET_AVX512 NBL_INLINE void permute(int lanes, int flip, const float *from, float *to)
 {
     for (int u = 0; u < NBL_GEMV_GROUP; u += 8 * lanes)
         for (int l = 0; l < lanes; l += 4)
@@ -281,19 +281,19 @@ NBL_TARGET_AVX512 NBL_INLINE void turn(int lanes, int flip, const float *from, f
 }
 NBL_TARGET_AVX512 static void transpose_f32_high_first(const float *from, float *to)
 {
-    turn(16, 1, from, to);
+    permute(16, 1, from, to);
 }
 NBL_TARGET_AVX512 static void transpose_f32_low_first(const float *from, float *to)
 {
-    turn(16, 0, from, to);
+    permute(16, 0, from, to);
 }
 NBL_TARGET_AVX512 static void transpose_16_high_first(const float *from, float *to)
 {
-    turn(4, 1, from, to);
+    permute(4, 1, from, to);
 }
 NBL_TARGET_AVX512 static void transpose_16_low_first(const float *from, float *to)
 {
-    turn(4, 0, from, to);
+    permute(4, 0, from, to);
 }
 
 static void (*kernel_order(const nbl_weight *weight, int type))(const float *from, float *to)

@@ -1,7 +1,7 @@
 /* gemv_kernels.h - between gemv.c and its kernels. Internal to gemv.
  *
  *   for each span of k (some thousand elements):
- *       a = A[:, span] as f32, in kernel order                     16 to 32 KB: first cache
+ *       a = A[:, span] as f32, in kernel order                     16 to 32 KB: L1 cache
  *       for each column n:   tile[:, n] += alpha · Σ a · dequantize(B[span, n])
  *
  * Kernel order: a kernel that unpacks codes finds consecutive weights in scattered
@@ -24,7 +24,7 @@ enum {
 /* One span of k. */
 typedef struct nbl__gemv_job {
     nbl_isa isa;
-    const nbl__term *term;
+    const nbl__gemm_term *term;
     int64_t m;
     int rows;             /* m rounded up to 1, 2, 4 or 8; rows past m are zero */
     int64_t first, count; /* the span: k from `first` on */
@@ -37,13 +37,13 @@ typedef struct nbl__gemv_job {
 /* A kernel, and the order in which it wants A. */
 typedef struct nbl__gemv_plan {
     void (*run)(const nbl__gemv_job *job);
-    void (*turn)(const float *from, float *to); /* 128 elements to kernel order; NULL: unchanged */
+    void (*permute)(const float *from, float *to); /* 128 elements to kernel order; NULL: unchanged */
 } nbl__gemv_plan;
 
 /* Chooses a kernel for a B whose memory rows run along k. False: this instruction
  * set has none for it. */
-bool nbl__gemv_plan_avx2(const nbl__term *term, nbl__gemv_plan *plan);
-bool nbl__gemv_plan_avx512(const nbl__term *term, nbl__gemv_plan *plan);
+bool nbl__gemv_plan_avx2(const nbl__gemm_term *term, nbl__gemv_plan *plan);
+bool nbl__gemv_plan_avx512(const nbl__gemm_term *term, nbl__gemv_plan *plan);
 
 /* sums[i] += Σ a[:, i, :] · w. count is a multiple of 128; a is in groups as
  * nbl__gemv_job.a. */

@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                     values[k][1] = inside ? __ldg(from + k * STRIDE + 1) : make_uint4(0, 0, 0, 0);
                 }
             }
-            wait_for_copies<DEPTH - 1>();
+            cp_async_wait<DEPTH - 1>();
             __syncwarp();
             float4 scales[2]; /* rows g and g + 8, by granule */
             if constexpr (!in::INT8) {

@@ -1,6 +1,6 @@
 /* gemv_cuda.h - products of 1 to 8 rows with a packed weight on the device: generation. */
-#ifndef NBL_CUDA_GEMV_H
-#define NBL_CUDA_GEMV_H
+#ifndef NBL_GEMV_CUDA_H
+#define NBL_GEMV_CUDA_H
 
 #include <stdbool.h>
 
@@ -10,11 +10,12 @@
 extern "C" {
 #endif
 
-enum { NBL__CUDA_GEMV_ROWS = 8 };
+enum { NBL_MAX_CUDA_GEMV_ROWS = 8 };
 
-/* y = x·Wᵀ. x is [m, in] with m from 1 to NBL__CUDA_GEMV_ROWS, W [out, in] in nf4, fp4 (flat or nested scales) or int8 (its
- * dequantized values), y [m, out]. x and y have `dtype`: f32, f16 or bf16. Sums are f32 in a fixed order: the same input
- * gives the same bits. Pointers, stream and errors are as in dequantize.h.
+/* y = x·Wᵀ. x is [m, in] with m from 1 to NBL_MAX_CUDA_GEMV_ROWS, W [out, in] in nf4, fp4 (flat or nested
+ * scales) or int8 (its dequantized values), y [m, out]. x and y have `dtype`: f32, f16 or bf16. Sums are f32
+ * in a fixed order: the same input gives the same bits. Pointers, stream and errors are as in
+ * dequantize_cuda.h.
  *
  * f32 computes in f32. Its fast path sums up to 64 products before it multiplies them with their scale. f16 and bf16 use
  * the tensor cores: 4-bit table values are rounded to that dtype once, scales stay f32, int8 codes are exact.
@@ -26,9 +27,9 @@ enum { NBL__CUDA_GEMV_ROWS = 8 };
 nbl_status nbl__cuda_gemv(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, int64_t m,
                           const void *x, void *y, void *stream);
 
-/* One row of x times up to NBL_MAX_GEMV_ONE 4-bit weights in one launch (gemv_row_sm90.cu): y_i = x·W_iᵀ + b_i. With `act`
- * (nbl__act; -1: none) and two weights: y_0 = act(x·W_0ᵀ + b_0)·(x·W_1ᵀ + b_1), rounded once. Numerics as above. A
- * dependent launch (ops/common/dependent_launch.cuh). */
+/* One row of x times up to NBL_MAX_GEMV_ONE 4-bit weights in one launch (gemv_one_sm90.cu): y_i = x·W_iᵀ +
+ * b_i. With `act` (nbl__act; -1: none) and two weights: y_0 = act(x·W_0ᵀ + b_0)·(x·W_1ᵀ + b_1), rounded once.
+ * Numerics as above. A dependent launch (ops/common/dependent_launch.cuh). */
 enum { NBL_MAX_GEMV_ONE = 4 };
 typedef struct nbl__gemv_part {
     const nbl_weight *weight; /* [out, in] */

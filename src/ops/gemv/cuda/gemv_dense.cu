@@ -23,7 +23,7 @@ namespace
  * shared memory. */
 constexpr int THREADS = 256, PAIR = 2, AT_ONCE = 4, MAX_X = 48 << 10;
 
-/* Weights are read once: they do not enter the first-level cache. */
+/* Weights are read once: they do not enter the L1 cache. */
 __device__ inline uint4 stream_16(const void *from)
 {
     uint4 v;

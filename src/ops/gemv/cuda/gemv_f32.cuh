@@ -4,8 +4,8 @@
  * Blocks, tiles and warps are those of gemv_ring in gemv.cu. A lane has 8 consecutive columns
  * (int8: 4) of all 16 rows of a tile, and one sum per row of W and row of x. Limit: table lookups
  * for one row of x, arithmetic for four. The device's memory is not the limit. */
-#ifndef NBL_CUDA_GEMV_F32_CUH
-#define NBL_CUDA_GEMV_F32_CUH
+#ifndef NBL_GEMV_F32_CUH
+#define NBL_GEMV_F32_CUH
 
 #include "ops/gemv/cuda/gemv_ring.cuh"
 
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(THREADS,
                     values[i][e] = column < columns ? __ldg(reinterpret_cast<const float4 *>(from) + e)
                                                     : make_float4(0, 0, 0, 0);
             }
-            wait_for_copies<DEPTH - 1>();
+            cp_async_wait<DEPTH - 1>();
             __syncwarp();
             uint8_t *lines = my_scales + slot * 4 * in::ROW;
             maker.make(p, shared, lines, granule + s * in::GRANULES, lane);

@@ -9,8 +9,8 @@
  * With two blocks per multiprocessor, 16 warps have two steps of 2 KB each in flight: 64 KB at any
  * time. No register waits for memory. Only the lanes of one warp share a slot, so __syncwarp is the
  * only barrier of the ring. */
-#ifndef NBL_CUDA_GEMV_RING_CUH
-#define NBL_CUDA_GEMV_RING_CUH
+#ifndef NBL_GEMV_RING_CUH
+#define NBL_GEMV_RING_CUH
 
 #include "ops/dequantize/dequantize_value.cuh"
 #include "ops/gemv/cuda/gemv_cuda.h"
@@ -19,25 +19,25 @@ namespace nbl_cuda
 {
 
 /* GRANULE: columns of a row that certainly share a scale. MAX_M: rows of x. */
-enum { THREADS = 256, WARPS = THREADS / 32, GRANULE = 64, MAX_M = NBL__CUDA_GEMV_ROWS };
+enum { THREADS = 256, WARPS = THREADS / 32, GRANULE = 64, MAX_M = NBL_MAX_CUDA_GEMV_ROWS };
 
-/* Asynchronous copies to shared memory. close_copies ends a group; wait_for_copies waits until at
+/* Asynchronous copies to shared memory. cp_async_commit ends a group; cp_async_wait waits until at
  * most LEFT groups of this thread are under way. */
-__device__ inline void copy_16_later(void *to_shared, const void *from)
+__device__ inline void cp_async_16(void *to_shared, const void *from)
 {
     uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(to_shared));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-__device__ inline void copy_4_later(void *to_shared, const void *from)
+__device__ inline void cp_async_4(void *to_shared, const void *from)
 {
     uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(to_shared));
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
-__device__ inline void close_copies(void)
+__device__ inline void cp_async_commit(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-template <int LEFT> __device__ inline void wait_for_copies(void)
+template <int LEFT> __device__ inline void cp_async_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
@@ -145,14 +145,14 @@ template <scale_kind KIND, bool WHOLE> struct loader {
         int shift = p.block_shift - 6, row = lane % 16;
         if constexpr (WHOLE) {
             if (lane >= 16) return;
-            if (KIND == SCALES_NESTED) copy_4_later(line + row * 4, p.scale_codes + granule);
-            else copy_16_later(line + row / 8 * in::ROW + row % 8 * 16, p.scales + granule);
+            if (KIND == SCALES_NESTED) cp_async_4(line + row * 4, p.scale_codes + granule);
+            else cp_async_16(line + row / 8 * in::ROW + row % 8 * 16, p.scales + granule);
         } else if (KIND == SCALES_NESTED) { /* the one or two words with the codes of the step */
             uint32_t first = granule >> shift, last = (granule + in::GRANULES - 1) >> shift;
             uint32_t word = (first & ~3u) + lane / 16 * 4;
             uint8_t *target = line + row * 8 + lane / 16 * 4;
             if (row >= rows_left || word > last || word >= blocks) return;
-            if (blocks - word >= 4) copy_4_later(target, p.scale_codes + word);
+            if (blocks - word >= 4) cp_async_4(target, p.scale_codes + word);
             else
                 for (uint32_t i = 0; i < blocks - word; i++) target[i] = p.scale_codes[word + i];
         } else { /* two of the row's four scales */
@@ -161,7 +161,7 @@ template <scale_kind KIND, bool WHOLE> struct loader {
                 int at = lane / 16 * 2 + i;
                 uint8_t *target = line + row / 8 * in::ROW + (row % 8 * 4 + at) * 4;
                 if (row < rows_left && at * GRANULE < columns_left)
-                    copy_4_later(target, p.scales + ((granule + at) >> shift));
+                    cp_async_4(target, p.scales + ((granule + at) >> shift));
                 else *reinterpret_cast<float *>(target) = 0;
             }
         }
@@ -175,7 +175,7 @@ template <scale_kind KIND, bool WHOLE> struct loader {
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 if (WHOLE || (inside && r + 4 * j < rows_left))
-                    copy_16_later(slot_to + j * 4 * in::ROW, source + static_cast<size_t>(j) * four_rows);
+                    cp_async_16(slot_to + j * 4 * in::ROW, source + static_cast<size_t>(j) * four_rows);
             if constexpr (!in::INT8) copy_scales(p, lane);
             slot = slot + 1 == DEPTH ? 0 : slot + 1;
             if (++step == steps) {
@@ -190,7 +190,7 @@ template <scale_kind KIND, bool WHOLE> struct loader {
                 granule += in::GRANULES;
             }
         }
-        close_copies();
+        cp_async_commit();
     }
 };
 

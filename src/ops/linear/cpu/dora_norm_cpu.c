@@ -33,29 +33,29 @@ static job layout(const nbl_context *ctx, const nbl__dora_norm *a, uint8_t *base
 {
     job j = {
         .a = a, .isa = nbl__isa(ctx), .out = a->w.shape[0], .in = a->w.shape[1], .rank = a->lora_a.shape[0]};
-    nbl__cut cut = {base, 0};
-    NBL_CUT(&cut, j.aw, j.rank * j.out);
-    NBL_CUT(&cut, j.aa, j.rank * j.rank);
-    NBL_CUT(&cut, j.baa, j.out * j.rank);
-    NBL_CUT(&cut, j.w_norm2, j.out);
-    j.used = cut.used;
+    nbl__bump bump = {base, 0};
+    NBL_BUMP_ALLOC(&bump, j.aw, j.rank * j.out);
+    NBL_BUMP_ALLOC(&bump, j.aa, j.rank * j.rank);
+    NBL_BUMP_ALLOC(&bump, j.baa, j.out * j.rank);
+    NBL_BUMP_ALLOC(&bump, j.w_norm2, j.out);
+    j.used = bump.used;
     return j;
 }
 
-static nbl__mat matrix(nbl_dtype dtype, const void *data, int64_t stride, bool transpose)
+static nbl__gemm_matrix matrix(nbl_dtype dtype, const void *data, int64_t stride, bool transpose)
 {
-    return (nbl__mat){.dtype = dtype, .data = data, .stride = stride, .transpose = transpose};
+    return (nbl__gemm_matrix){.dtype = dtype, .data = data, .stride = stride, .transposed = transpose};
 }
 
 /* The three products, in f32 for every compute dtype. aw and aa are independent and go in one
  * call. baa reads aa and follows them. */
-static void products_of(const job *j, nbl__term terms[3], nbl__product products[3])
+static void products_of(const job *j, nbl__gemm_term terms[3], nbl__gemm_product products[3])
 {
     const nbl__dora_norm *a = j->a;
     const nbl_tensor *la = &a->lora_a, *lb = &a->lora_b;
-    for (int i = 0; i < 3; i++) terms[i] = (nbl__term){.alpha = 1, .compute = NBL_DTYPE_F32};
+    for (int i = 0; i < 3; i++) terms[i] = (nbl__gemm_term){.alpha = 1, .compute = NBL_DTYPE_F32};
     terms[0].a = terms[1].a = matrix(la->dtype, la->data, j->in, false);
-    terms[0].b = (nbl__mat){.weight = &a->w, .transpose = true};
+    terms[0].b = (nbl__gemm_matrix){.weight = &a->w, .transposed = true};
     terms[1].b = matrix(la->dtype, la->data, j->in, true);
     terms[2].a = matrix(lb->dtype, lb->data, j->rank, false);
     terms[2].b = matrix(NBL_DTYPE_F32, j->aa, j->rank, false);
@@ -64,13 +64,13 @@ static void products_of(const job *j, nbl__term terms[3], nbl__product products[
     float *results[3] = {j->aw, j->aa, j->baa};
     int64_t m[3] = {j->rank, j->rank, j->out}, n[3] = {j->out, j->rank, j->rank};
     for (int i = 0; i < 3; i++)
-        products[i] = (nbl__product){.m = m[i],
-                                     .n = n[i],
-                                     .terms = &terms[i],
-                                     .term_count = 1,
-                                     .dtype = NBL_DTYPE_F32,
-                                     .c = results[i],
-                                     .stride = n[i]};
+        products[i] = (nbl__gemm_product){.m = m[i],
+                                          .n = n[i],
+                                          .terms = &terms[i],
+                                          .term_count = 1,
+                                          .dtype = NBL_DTYPE_F32,
+                                          .c = results[i],
+                                          .stride = n[i]};
 }
 
 /* Elements [begin, begin + count) of W, rounded to the compute dtype, as f32. count <= PIECE. */
@@ -173,8 +173,8 @@ static nbl_status norm_rows(void *argument, int64_t item, int worker)
 
 size_t nbl__dora_norm_scratch(const nbl_context *ctx, const nbl__dora_norm *a)
 {
-    nbl__term terms[3];
-    nbl__product products[3];
+    nbl__gemm_term terms[3];
+    nbl__gemm_product products[3];
     job j = layout(ctx, a, NULL);
     products_of(&j, terms, products);
     size_t first = nbl__gemm_scratch(ctx, nbl__gemm_best(ctx), products, 2),
@@ -184,14 +184,14 @@ size_t nbl__dora_norm_scratch(const nbl_context *ctx, const nbl__dora_norm *a)
 
 nbl_status nbl__dora_norm_into(nbl_context *ctx, const nbl__dora_norm *a, uint8_t *scratch)
 {
-    nbl__term terms[3];
-    nbl__product products[3];
+    nbl__gemm_term terms[3];
+    nbl__gemm_product products[3];
     job j = layout(ctx, a, scratch);
     int64_t items = nbl__ceil_div(j.out, ROWS);
     if (j.out == 0) return NBL_OK;
-    if (nbl__given(&a->w_norm2)) memcpy(j.w_norm2, a->w_norm2.data, (size_t)j.out * sizeof *j.w_norm2);
+    if (nbl__has_data(&a->w_norm2)) memcpy(j.w_norm2, a->w_norm2.data, (size_t)j.out * sizeof *j.w_norm2);
     else NBL_TRY(nbl__team_run(ctx, items, weight_rows, &j, NULL));
-    if (!nbl__given(&a->w_norm2) && nbl__given(&a->w_norm2_out))
+    if (!nbl__has_data(&a->w_norm2) && nbl__has_data(&a->w_norm2_out))
         memcpy(a->w_norm2_out.data, j.w_norm2, (size_t)j.out * sizeof *j.w_norm2);
     products_of(&j, terms, products);
     if (j.rank > 0) {

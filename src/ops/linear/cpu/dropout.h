@@ -1,6 +1,6 @@
 /* dropout.h - applies dropout's mask to a range of elements. */
-#ifndef NBL_DROP_H
-#define NBL_DROP_H
+#ifndef NBL_DROPOUT_H
+#define NBL_DROPOUT_H
 
 #include "tensor/dtype.h"
 

@@ -13,11 +13,11 @@
 
 #if defined(__x86_64__)
 #define LANES 8
-#include "ops/common/lanes.inc"
+#include "ops/common/vector_macros.inc"
 #include "ops/linear/cpu/gate_f32.inc"
 #undef LANES
 #define LANES 16
-#include "ops/common/lanes.inc"
+#include "ops/common/vector_macros.inc"
 #include "ops/linear/cpu/gate_f32.inc"
 #undef LANES
 #endif

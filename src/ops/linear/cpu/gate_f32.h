@@ -2,8 +2,8 @@
  *
  * Accuracy: a few ulp of the result. The exception is gelu far below zero, where
  * the error is that of 1 + erf: 1e-7·|g|. NaN gives NaN. */
-#ifndef NBL_GATE_H
-#define NBL_GATE_H
+#ifndef NBL_GATE_F32_H
+#define NBL_GATE_F32_H
 
 #include "base/base.h"
 #include "ops/linear/mlp.h"

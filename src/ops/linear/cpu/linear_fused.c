@@ -5,7 +5,7 @@
 
 #include "base/team.h"
 #include "ops/linear/cpu/dora_norm_cpu.h"
-#include "ops/gemv/cpu/gemm_int8.h"
+#include "ops/gemm/cpu/int8/gemm_int8.h"
 
 /* Addresses for a dry run. They must differ, because gemm packs operands with equal addresses
  * once, and sizes depend on that. Nothing is read through them. */
@@ -26,13 +26,13 @@ static nbl_dtype adapter_dtype(nbl_dtype dtype, int64_t tokens)
 }
 
 void nbl__linear_fused_open(nbl__linear_fused *j, const nbl_context *sizes_of, nbl_context *ctx,
-                            nbl__gemm_way way, const nbl__linear *members, int count, bool backward,
+                            nbl__gemm_algo algo, const nbl__linear *members, int count, bool backward,
                             uint8_t *scratch, size_t scratch_bytes)
 {
     bool dry = ctx == NULL;
     *j = (nbl__linear_fused){
-        .ctx = ctx, .sizes_of = sizes_of, .way = way, .dry = dry, .x = members->x, .dx = members->dx};
-    j->cut.base = dry ? (uint8_t *)(uintptr_t)STAND_IN_SCRATCH : scratch;
+        .ctx = ctx, .sizes_of = sizes_of, .algo = algo, .dry = dry, .x = members->x, .dx = members->dx};
+    j->bump.base = dry ? (uint8_t *)(uintptr_t)STAND_IN_SCRATCH : scratch;
     j->tokens = nbl__tensor_rows(&j->x);
     j->in = members->w.shape[1];
     j->count = count;
@@ -50,38 +50,38 @@ void nbl__linear_fused_open(nbl__linear_fused *j, const nbl_context *sizes_of, n
                                 .y = a->y,
                                 .dy = a->dy};
         if (dry) l->y.data = stand_in(2 + 2 * i), l->dy.data = stand_in(3 + 2 * i);
-        NBL_CUT(&j->cut, l->xa, j->tokens * l->rank);
-        if (nbl__given(&a->magnitude)) {
-            NBL_CUT(&j->cut, l->factor, l->out);
-            NBL_CUT(&j->cut, l->inverse, l->out);
+        NBL_BUMP_ALLOC(&j->bump, l->t, j->tokens * l->rank);
+        if (nbl__has_data(&a->magnitude)) {
+            NBL_BUMP_ALLOC(&j->bump, l->factor, l->out);
+            NBL_BUMP_ALLOC(&j->bump, l->inverse, l->out);
         }
-        int8 |= nbl__linear_by_codes(a) && (!backward || nbl__given(&a->magnitude));
+        int8 |= nbl__linear_by_codes(a) && (!backward || nbl__has_data(&a->magnitude));
     }
     if (!int8) return;
-    NBL_CUT(&j->cut, j->codes, j->tokens * j->in);
-    NBL_CUT(&j->cut, j->scales, j->tokens);
-    NBL_CUT(&j->cut, j->outlier, j->in);
-    NBL_CUT(&j->cut, j->pick, j->in);
-    j->picked = dry ? j->in : 0;
+    NBL_BUMP_ALLOC(&j->bump, j->codes, j->tokens * j->in);
+    NBL_BUMP_ALLOC(&j->bump, j->scales, j->tokens);
+    NBL_BUMP_ALLOC(&j->bump, j->outlier, j->in);
+    NBL_BUMP_ALLOC(&j->bump, j->outlier_columns, j->in);
+    j->outlier_count = dry ? j->in : 0;
 }
 
-/* Claims `bytes` of scratch behind the cut, for one product or norm at a time. */
+/* Claims `bytes` of scratch behind the bump allocator, for one product or norm at a time. */
 static nbl_status take_tail(nbl__linear_fused *j, size_t bytes)
 {
     if (j->dry) {
         j->tail = bytes > j->tail ? bytes : j->tail;
         return NBL_OK;
     }
-    NBL_CHECK(j->ctx, j->cut.used + bytes <= j->room, NBL_ERROR_INTERNAL,
-              "a product needs %zu bytes of scratch, %zu of %zu are taken", bytes, j->cut.used, j->room);
+    NBL_CHECK(j->ctx, j->bump.used + bytes <= j->room, NBL_ERROR_INTERNAL,
+              "a product needs %zu bytes of scratch, %zu of %zu are taken", bytes, j->bump.used, j->room);
     return NBL_OK;
 }
 
-nbl_status nbl__linear_fused_multiply(nbl__linear_fused *j, const nbl__product *products, int count)
+nbl_status nbl__linear_fused_multiply(nbl__linear_fused *j, const nbl__gemm_product *products, int count)
 {
     if (count == 0) return NBL_OK;
-    NBL_TRY(take_tail(j, nbl__gemm_scratch(j->sizes_of, j->way, products, count)));
-    return j->dry ? NBL_OK : nbl__gemm(j->ctx, j->way, products, count, j->cut.base + j->cut.used);
+    NBL_TRY(take_tail(j, nbl__gemm_scratch(j->sizes_of, j->algo, products, count)));
+    return j->dry ? NBL_OK : nbl__gemm(j->ctx, j->algo, products, count, j->bump.base + j->bump.used);
 }
 
 /* ---- DoRA's factors ---- */
@@ -114,11 +114,13 @@ nbl_status nbl__linear_fused_factors(nbl__linear_fused *j)
     for (nbl__linear_part *l = j->layers; l < j->layers + j->count; l++) {
         if (l->factor == NULL) continue;
         /* `inverse` holds the norm until the division at the end. */
-        if (!nbl__given(&l->a->norm)) NBL_TRY(take_tail(j, nbl__dora_weight_norm_scratch(j->sizes_of, l->a)));
+        if (!nbl__has_data(&l->a->norm))
+            NBL_TRY(take_tail(j, nbl__dora_weight_norm_scratch(j->sizes_of, l->a)));
         if (j->dry) continue;
-        if (nbl__given(&l->a->norm)) memcpy(l->inverse, l->a->norm.data, (size_t)l->out * sizeof *l->inverse);
-        else NBL_TRY(nbl__dora_weight_norm(j->ctx, l->a, l->inverse, j->cut.base + j->cut.used));
-        nbl__to_f32(j->way.isa, l->a->magnitude.dtype, l->a->magnitude.data, l->factor, l->out);
+        if (nbl__has_data(&l->a->norm))
+            memcpy(l->inverse, l->a->norm.data, (size_t)l->out * sizeof *l->inverse);
+        else NBL_TRY(nbl__dora_weight_norm(j->ctx, l->a, l->inverse, j->bump.base + j->bump.used));
+        nbl__to_f32(j->algo.isa, l->a->magnitude.dtype, l->a->magnitude.data, l->factor, l->out);
         for (int64_t n = 0; n < l->out; n++) {
             l->factor[n] /= l->inverse[n];
             l->inverse[n] = 1 / l->inverse[n];
@@ -139,7 +141,7 @@ static nbl_status outliers_of(void *argument, int64_t item, int worker)
     float threshold = j->layers[0].a->threshold;
     int64_t first = item * QUANT_COLUMNS, count = nbl__min_i64(QUANT_COLUMNS, j->in - first);
     (void)worker;
-    nbl__int8_outliers(j->way.isa, j->x.dtype,
+    nbl__int8_outliers(j->algo.isa, j->x.dtype,
                        (const uint8_t *)j->x.data + (size_t)first * nbl__size_of(j->x.dtype),
                        nbl__matrix_stride(&j->x), j->tokens, count, threshold > 0 ? threshold : INFINITY,
                        j->outlier + first);
@@ -151,28 +153,28 @@ static nbl_status codes_of(void *argument, int64_t item, int worker)
 {
     const nbl__linear_fused *j = argument;
     (void)worker;
-    nbl__int8_rows(j->way.isa, j->x.dtype, j->x.data, nbl__matrix_stride(&j->x), item * QUANT_ROWS,
+    nbl__int8_rows(j->algo.isa, j->x.dtype, j->x.data, nbl__matrix_stride(&j->x), item * QUANT_ROWS,
                    nbl__min_i64(j->tokens, (item + 1) * QUANT_ROWS), j->in, j->layers[0].a->threshold,
                    j->outlier, j->codes, j->scales);
     return NBL_OK;
 }
 
-nbl_status nbl__linear_fused_quantise(nbl__linear_fused *j)
+nbl_status nbl__linear_fused_quantize(nbl__linear_fused *j)
 {
     if (j->codes == NULL || j->dry) return NBL_OK;
     NBL_TRY(nbl__team_run(j->ctx, nbl__ceil_div(j->in, QUANT_COLUMNS), outliers_of, j, NULL));
     NBL_TRY(nbl__team_run(j->ctx, nbl__ceil_div(j->tokens, QUANT_ROWS), codes_of, j, NULL));
-    j->picked = 0;
+    j->outlier_count = 0;
     for (int64_t k = 0; k < j->in; k++)
-        if (j->outlier[k]) j->pick[j->picked++] = (int32_t)k;
+        if (j->outlier[k]) j->outlier_columns[j->outlier_count++] = (int32_t)k;
     return NBL_OK;
 }
 
 /* ---- operands ---- */
 
-nbl__mat nbl__linear_fused_dropped(const nbl__linear_fused *j, const nbl__linear_part *l)
+nbl__gemm_matrix nbl__linear_fused_dropped(const nbl__linear_fused *j, const nbl__linear_part *l)
 {
-    nbl__mat x = nbl__rows_of(&j->x, 0);
+    nbl__gemm_matrix x = nbl__rows_of(&j->x, 0);
     x.dropout = l->a->dropout;
     x.seed = l->seed;
     x.drop_first = l->a->first_row * j->in;
@@ -180,48 +182,50 @@ nbl__mat nbl__linear_fused_dropped(const nbl__linear_fused *j, const nbl__linear
     return x;
 }
 
-nbl__product nbl__linear_fused_inner(const nbl__linear_fused *j, const nbl__linear_part *l, nbl__term *term)
+nbl__gemm_product nbl__linear_fused_inner(const nbl__linear_fused *j, const nbl__linear_part *l,
+                                          nbl__gemm_term *term)
 {
     const nbl_tensor *a = &l->a->lora_a;
-    *term = (nbl__term){.a = nbl__linear_fused_dropped(j, l),
-                        .b = nbl__flipped(nbl__dense(a->dtype, a->data, j->in)),
-                        .k = j->in,
-                        .alpha = l->a->scale,
-                        .compute = l->adapter};
-    return (nbl__product){.m = j->tokens,
-                          .n = l->rank,
-                          .terms = term,
-                          .term_count = 1,
-                          .dtype = NBL_DTYPE_F32,
-                          .c = l->xa,
-                          .stride = l->rank};
+    *term = (nbl__gemm_term){.a = nbl__linear_fused_dropped(j, l),
+                             .b = nbl__transposed(nbl__dense(a->dtype, a->data, j->in)),
+                             .k = j->in,
+                             .alpha = l->a->scale,
+                             .compute = l->adapter};
+    return (nbl__gemm_product){.m = j->tokens,
+                               .n = l->rank,
+                               .terms = term,
+                               .term_count = 1,
+                               .dtype = NBL_DTYPE_F32,
+                               .c = l->t,
+                               .stride = l->rank};
 }
 
 int nbl__linear_fused_terms(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row,
-                            nbl__term terms[3])
+                            nbl__gemm_term terms[3])
 {
     const nbl__linear *a = l->a;
     int count = 0;
-    nbl__mat x = nbl__rows_of(&j->x, row);
-    nbl__mat w = {.weight = &a->w, .stride = j->in, .transpose = true};
-    /* LLM.int8: codes times codes, and the picked outlier columns in floating point. */
+    nbl__gemm_matrix x = nbl__rows_of(&j->x, row);
+    nbl__gemm_matrix w = {.weight = &a->w, .stride = j->in, .transposed = true};
+    /* LLM.int8: codes times codes, and the outlier columns in floating point. */
     if (nbl__linear_by_codes(a)) {
-        nbl__mat codes = {.dtype = NBL_DTYPE_I8,
-                          .data = j->codes + row * j->in,
-                          .stride = j->in,
-                          .scales = j->scales + row};
-        terms[count++] = (nbl__term){.a = codes, .b = w, .k = j->in, .alpha = 1, .compute = a->dtype};
-        x.pick = w.pick = j->pick;
+        nbl__gemm_matrix codes = {.dtype = NBL_DTYPE_I8,
+                                  .data = j->codes + row * j->in,
+                                  .stride = j->in,
+                                  .scales = j->scales + row};
+        terms[count++] = (nbl__gemm_term){.a = codes, .b = w, .k = j->in, .alpha = 1, .compute = a->dtype};
+        x.k_index = w.k_index = j->outlier_columns;
     }
-    if (x.pick == NULL || j->picked > 0)
-        terms[count++] = (nbl__term){
-            .a = x, .b = w, .k = x.pick ? j->picked : j->in, .alpha = 1, .compute = a->dtype};
+    if (x.k_index == NULL || j->outlier_count > 0)
+        terms[count++] = (nbl__gemm_term){
+            .a = x, .b = w, .k = x.k_index ? j->outlier_count : j->in, .alpha = 1, .compute = a->dtype};
     if (l->rank == 0) return count;
-    terms[count++] = (nbl__term){.a = nbl__dense(NBL_DTYPE_F32, l->xa + row * l->rank, l->rank),
-                                 .b = nbl__flipped(nbl__dense(a->lora_b.dtype, a->lora_b.data, l->rank)),
-                                 .k = l->rank,
-                                 .alpha = 1,
-                                 .compute = l->adapter};
+    terms[count++] = (nbl__gemm_term){
+        .a = nbl__dense(NBL_DTYPE_F32, l->t + row * l->rank, l->rank),
+        .b = nbl__transposed(nbl__dense(a->lora_b.dtype, a->lora_b.data, l->rank)),
+        .k = l->rank,
+        .alpha = 1,
+        .compute = l->adapter};
     return count;
 }
 
@@ -229,12 +233,12 @@ int nbl__linear_fused_terms(const nbl__linear_fused *j, const nbl__linear_part *
 
 static nbl_status forward(nbl__linear_fused *j)
 {
-    nbl__term inner[NBL_LINEAR_FUSED_MAX], terms[3 * NBL_LINEAR_FUSED_MAX];
-    nbl__product products[2 * NBL_LINEAR_FUSED_MAX];
+    nbl__gemm_term inner[NBL_MAX_LINEAR_FUSED], terms[3 * NBL_MAX_LINEAR_FUSED];
+    nbl__gemm_product products[2 * NBL_MAX_LINEAR_FUSED];
     int count = 0;
     if (j->tokens == 0) return NBL_OK;
     NBL_TRY(nbl__linear_fused_factors(j));
-    NBL_TRY(nbl__linear_fused_quantise(j));
+    NBL_TRY(nbl__linear_fused_quantize(j));
     /* Stage 0: t of every layer with an adapter. */
     for (int i = 0; i < j->count; i++)
         if (j->layers[i].rank > 0) {
@@ -244,54 +248,54 @@ static nbl_status forward(nbl__linear_fused *j)
     /* Stage 1: the outputs. */
     for (int i = 0; i < j->count; i++) {
         const nbl__linear_part *l = &j->layers[i];
-        products[count++] = (nbl__product){.m = j->tokens,
-                                           .n = l->out,
-                                           .terms = &terms[3 * i],
-                                           .term_count = nbl__linear_fused_terms(j, l, 0, &terms[3 * i]),
-                                           .factor = l->factor,
-                                           .bias = nbl__given(&l->a->bias) ? &l->a->bias : NULL,
-                                           .dtype = l->y.dtype,
-                                           .c = l->y.data,
-                                           .stride = nbl__matrix_stride(&l->y),
-                                           .stage = 1};
+        products[count++] = (nbl__gemm_product){.m = j->tokens,
+                                                .n = l->out,
+                                                .terms = &terms[3 * i],
+                                                .term_count = nbl__linear_fused_terms(j, l, 0, &terms[3 * i]),
+                                                .factor = l->factor,
+                                                .bias = nbl__has_data(&l->a->bias) ? &l->a->bias : NULL,
+                                                .dtype = l->y.dtype,
+                                                .c = l->y.data,
+                                                .stride = nbl__matrix_stride(&l->y),
+                                                .stage = 1};
     }
     return nbl__linear_fused_multiply(j, products, count);
 }
 
 /* Bytes of scratch by a dry run. */
-static size_t measure(const nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members, int count,
+static size_t measure(const nbl_context *ctx, nbl__gemm_algo algo, const nbl__linear *members, int count,
                       bool backward, nbl_status (*run)(nbl__linear_fused *j))
 {
     nbl__linear_fused j;
-    nbl__linear_fused_open(&j, ctx, NULL, way, members, count, backward, NULL, 0);
+    nbl__linear_fused_open(&j, ctx, NULL, algo, members, count, backward, NULL, 0);
     run(&j);
-    return j.cut.used + j.tail;
+    return j.bump.used + j.tail;
 }
 
-size_t nbl__linear_fused_measure(const nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members,
+size_t nbl__linear_fused_measure(const nbl_context *ctx, nbl__gemm_algo algo, const nbl__linear *members,
                                  int count, bool backward, nbl_status (*run)(nbl__linear_fused *j))
 {
-    nbl__linear small[NBL_LINEAR_FUSED_MAX];
-    size_t bytes = measure(ctx, way, members, count, backward, run);
+    nbl__linear small[NBL_MAX_LINEAR_FUSED];
+    size_t bytes = measure(ctx, algo, members, count, backward, run);
     if (nbl__tensor_rows(&members->x) <= SMALL_BATCH_TOKENS) return bytes;
     memcpy(small, members, (size_t)count * sizeof *small);
     small->x.rank = 2;
     small->x.shape[1] = members->w.shape[1];
     small->x.shape[0] = SMALL_BATCH_TOKENS;
-    size_t min = measure(ctx, way, small, count, backward, run);
+    size_t min = measure(ctx, algo, small, count, backward, run);
     return min > bytes ? min : bytes;
 }
 
-size_t nbl__linear_fused_scratch(const nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members,
+size_t nbl__linear_fused_scratch(const nbl_context *ctx, nbl__gemm_algo algo, const nbl__linear *members,
                                  int count)
 {
-    return nbl__linear_fused_measure(ctx, way, members, count, false, forward);
+    return nbl__linear_fused_measure(ctx, algo, members, count, false, forward);
 }
 
-nbl_status nbl__linear_fused_run(nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members, int count,
+nbl_status nbl__linear_fused_run(nbl_context *ctx, nbl__gemm_algo algo, const nbl__linear *members, int count,
                                  uint8_t *scratch, size_t scratch_bytes)
 {
     nbl__linear_fused j;
-    nbl__linear_fused_open(&j, ctx, ctx, way, members, count, false, scratch, scratch_bytes);
+    nbl__linear_fused_open(&j, ctx, ctx, algo, members, count, false, scratch, scratch_bytes);
     return forward(&j);
 }

@@ -2,7 +2,7 @@
  * linear, linear_group and mlp run on it.
  *
  * Notation: t = s·drop(x)·Aᵀ and u = s·dy'·B are the adapter's small products,
- * [tokens, r] in f32. The code calls them xa (t) and gb (u). dy' = factor∘dy, with
+ * [tokens, r] in f32. dy' = factor∘dy, with
  * factor = magnitude / norm for DoRA and 1 without.
  *
  *   forward    t_i = s·drop_i(x)·A_iᵀ                              stage 0
@@ -25,7 +25,7 @@
  * may be f32 for any compute dtype (mlp.h). Gradients without memory are not
  * computed. Scratch is measured as if all of them had memory.
  *
- * Scratch:  xa, factor, inverse of each layer | x in 8 bits | backward: gb, sums,
+ * Scratch:  t, factor, inverse of each layer | x in 8 bits | backward: u, sums,
  * scaled_b, db_part of each layer, one chunk of dy' and dx or of outputs | what
  * one call of gemm or dora_norm needs */
 #ifndef NBL_LINEAR_FUSED_H
@@ -34,25 +34,25 @@
 #include "ops/gemm/cpu/gemm.h"
 #include "ops/linear/linear.h"
 
-enum { NBL_LINEAR_FUSED_MAX = 4, NBL_LINEAR_FUSED_CHUNK = 512 };
+enum { NBL_MAX_LINEAR_FUSED = 4, NBL_LINEAR_FUSED_CHUNK = 512 };
 
 /* Bytes of scratch for these members, enough also for fewer tokens. */
-size_t nbl__linear_fused_scratch(const nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members,
+size_t nbl__linear_fused_scratch(const nbl_context *ctx, nbl__gemm_algo algo, const nbl__linear *members,
                                  int count);
-nbl_status nbl__linear_fused_run(nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members, int count,
+nbl_status nbl__linear_fused_run(nbl_context *ctx, nbl__gemm_algo algo, const nbl__linear *members, int count,
                                  uint8_t *scratch, size_t scratch_bytes);
 /* The same for backward. */
-size_t nbl__linear_fused_backward_scratch(const nbl_context *ctx, nbl__gemm_way way,
+size_t nbl__linear_fused_backward_scratch(const nbl_context *ctx, nbl__gemm_algo algo,
                                           const nbl__linear *members, int count);
-nbl_status nbl__linear_fused_backward_run(nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members,
+nbl_status nbl__linear_fused_backward_run(nbl_context *ctx, nbl__gemm_algo algo, const nbl__linear *members,
                                           int count, uint8_t *scratch, size_t scratch_bytes);
 
-/* The way of a chunk of tokens. What is left after whole chunks may be a small batch, and is
+/* The algorithm of a chunk of tokens. What is left after whole chunks may be a small batch, and is
  * multiplied as one, whatever the row that was chosen for all tokens. */
-static inline nbl__gemm_way nbl__gemm_way_of_chunk(nbl__gemm_way way, bool first)
+static inline nbl__gemm_algo nbl__gemm_algo_of_chunk(nbl__gemm_algo algo, bool first)
 {
-    way.gemv |= !first;
-    return way;
+    algo.gemv |= !first;
+    return algo;
 }
 
 /* The DoRA weight norm of one layer, for mlp: it computes a norm that was not
@@ -69,7 +69,7 @@ typedef struct nbl__linear_part {
     nbl_dtype adapter; /* the dtype in which the products with A and B are computed */
     uint64_t seed;     /* of the mask; dry: without what `seeds` adds */
     nbl_tensor y, dy;
-    float *xa, *gb;          /* [tokens, r]: t and u */
+    float *t, *u;            /* [tokens, r] */
     float *factor, *inverse; /* [out]: magnitude / norm and 1 / norm; NULL without DoRA */
     float *scaled_b;         /* [out, r]: factor∘B; DoRA */
     float *db_part;          /* [out, r]: dyᵀ·t, before the factor; DoRA */
@@ -82,50 +82,50 @@ typedef struct nbl__linear_part {
 typedef struct nbl__linear_fused {
     nbl_context *ctx;
     const nbl_context *sizes_of; /* the context that sizes depend on; set in a dry run as well */
-    nbl__gemm_way way;
+    nbl__gemm_algo algo;
     bool dry; /* measure only; ctx is NULL */
-    nbl__cut cut;
-    size_t tail; /* dry: the max bytes that one gemm or norm needs behind the cut */
+    nbl__bump bump;
+    size_t tail; /* dry: the max bytes that one gemm or norm needs behind the bump allocator */
     size_t room; /* not dry: bytes of the scratch */
     nbl_tensor x, dx;
     int64_t tokens, in;
     int count;
-    nbl__linear_part layers[NBL_LINEAR_FUSED_MAX];
-    int8_t *codes;    /* LLM.int8 only: [tokens, in], x in 8 bits */
-    float *scales;    /* [tokens]: the scale of each row's codes */
-    uint8_t *outlier; /* [in]: 1 for an outlier column */
-    int32_t *pick;    /* the outlier columns in order, `picked` of them */
-    int64_t picked;
+    nbl__linear_part layers[NBL_MAX_LINEAR_FUSED];
+    int8_t *codes;            /* LLM.int8 only: [tokens, in], x in 8 bits */
+    float *scales;            /* [tokens]: the scale of each row's codes */
+    uint8_t *outlier;         /* [in]: 1 for an outlier column */
+    int32_t *outlier_columns; /* in order, `outlier_count` of them */
+    int64_t outlier_count;
 } nbl__linear_fused;
 
 /* Sets up a call and cuts the scratch that both directions need. `ctx` NULL: a dry
  * run. Scratch for x in 8 bits is cut if a layer will multiply codes. */
 void nbl__linear_fused_open(nbl__linear_fused *j, const nbl_context *sizes_of, nbl_context *ctx,
-                            nbl__gemm_way way, const nbl__linear *members, int count, bool backward,
+                            nbl__gemm_algo algo, const nbl__linear *members, int count, bool backward,
                             uint8_t *scratch, size_t scratch_bytes);
 /* Bytes of scratch by a dry run of `run`. The result is enough for fewer tokens,
  * too: a small batch multiplies adapters in another dtype, and is therefore
  * measured as well. */
-size_t nbl__linear_fused_measure(const nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members,
+size_t nbl__linear_fused_measure(const nbl_context *ctx, nbl__gemm_algo algo, const nbl__linear *members,
                                  int count, bool backward, nbl_status (*run)(nbl__linear_fused *j));
-/* Computes factor and inverse of layers with DoRA. Must follow the last cut, since
+/* Computes factor and inverse of layers with DoRA. Must follow the last allocation, since
  * it uses the scratch behind it. */
 nbl_status nbl__linear_fused_factors(nbl__linear_fused *j);
-/* Finds the outlier columns of x and quantises the others, if a layer multiplies
+/* Finds the outlier columns of x and quantizes the others, if a layer multiplies
  * codes. */
-nbl_status nbl__linear_fused_quantise(nbl__linear_fused *j);
-/* One call of gemm, in the scratch behind the cut. Dry: measures it. */
-nbl_status nbl__linear_fused_multiply(nbl__linear_fused *j, const nbl__product *products, int count);
+nbl_status nbl__linear_fused_quantize(nbl__linear_fused *j);
+/* One call of gemm, in the scratch behind the bump allocator. Dry: measures it. */
+nbl_status nbl__linear_fused_multiply(nbl__linear_fused *j, const nbl__gemm_product *products, int count);
 
 /* A dense matrix with rows `stride` elements apart. */
-static inline nbl__mat nbl__dense(nbl_dtype dtype, const void *data, int64_t stride)
+static inline nbl__gemm_matrix nbl__dense(nbl_dtype dtype, const void *data, int64_t stride)
 {
-    return (nbl__mat){.dtype = dtype, .data = data, .stride = stride};
+    return (nbl__gemm_matrix){.dtype = dtype, .data = data, .stride = stride};
 }
 /* The same memory seen as the transpose. */
-static inline nbl__mat nbl__flipped(nbl__mat m)
+static inline nbl__gemm_matrix nbl__transposed(nbl__gemm_matrix m)
 {
-    m.transpose = true;
+    m.transposed = true;
     return m;
 }
 /* Row `row` of a tensor seen as a matrix. */
@@ -134,17 +134,18 @@ static inline void *nbl__row_of(const nbl_tensor *t, int64_t row)
     return (uint8_t *)t->data + (size_t)(row * nbl__matrix_stride(t)) * nbl__size_of(t->dtype);
 }
 /* A tensor seen as a matrix, from row `row` on. */
-static inline nbl__mat nbl__rows_of(const nbl_tensor *t, int64_t row)
+static inline nbl__gemm_matrix nbl__rows_of(const nbl_tensor *t, int64_t row)
 {
     return nbl__dense(t->dtype, nbl__row_of(t, row), nbl__matrix_stride(t));
 }
 /* drop(x) of a layer, as an operand. */
-nbl__mat nbl__linear_fused_dropped(const nbl__linear_fused *j, const nbl__linear_part *l);
+nbl__gemm_matrix nbl__linear_fused_dropped(const nbl__linear_fused *j, const nbl__linear_part *l);
 /* The product t = s·drop(x)·Aᵀ. `term` must live as long as the product. */
-nbl__product nbl__linear_fused_inner(const nbl__linear_fused *j, const nbl__linear_part *l, nbl__term *term);
+nbl__gemm_product nbl__linear_fused_inner(const nbl__linear_fused *j, const nbl__linear_part *l,
+                                          nbl__gemm_term *term);
 /* The terms of an output before factor and bias, for the rows of x from `row` on.
  * Returns their number, at most 3: codes, columns in floating point, t·Bᵀ. */
 int nbl__linear_fused_terms(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row,
-                            nbl__term terms[3]);
+                            nbl__gemm_term terms[3]);
 
 #endif

@@ -22,7 +22,7 @@ typedef struct wishes {
 /* Is the gradient to be computed? Dry: may any call with these arguments want it? */
 static bool wanted(const nbl__linear_fused *j, const nbl_tensor *gradient)
 {
-    return gradient->rank > 0 && (j->dry || nbl__given(gradient));
+    return gradient->rank > 0 && (j->dry || nbl__has_data(gradient));
 }
 
 static wishes wishes_of(const nbl__linear_fused *j, const nbl__linear_part *l)
@@ -36,7 +36,7 @@ static wishes wishes_of(const nbl__linear_fused *j, const nbl__linear_part *l)
  * after the other. */
 typedef struct wide {
     int64_t rows;
-    float *scaled[NBL_LINEAR_FUSED_MAX]; /* [rows, out]: dy' of layers with DoRA */
+    float *scaled[NBL_MAX_LINEAR_FUSED]; /* [rows, out]: dy' of layers with DoRA */
     float *part, *sum; /* [rows, in]: one masked part of dx, and their sum; DoRA with dropout */
     float *plain;      /* [rows, out]: outputs before factor and bias */
 } wide;
@@ -61,24 +61,24 @@ static wide cut_pieces(nbl__linear_fused *j)
     bool dropout = false;
     int64_t widest = 0;
     for (nbl__linear_part *l = j->layers; l < j->layers + j->count; l++) {
-        NBL_CUT(&j->cut, l->gb, j->tokens * l->rank);
-        NBL_CUT(&j->cut, l->sums, l->out);
+        NBL_BUMP_ALLOC(&j->bump, l->u, j->tokens * l->rank);
+        NBL_BUMP_ALLOC(&j->bump, l->sums, l->out);
         dropout |= drops(l);
         if (l->factor == NULL) continue;
-        NBL_CUT(&j->cut, l->scaled_b, l->out * l->rank);
-        NBL_CUT(&j->cut, l->db_part, l->out * l->rank);
+        NBL_BUMP_ALLOC(&j->bump, l->scaled_b, l->out * l->rank);
+        NBL_BUMP_ALLOC(&j->bump, l->db_part, l->out * l->rank);
         widest = nbl__max_i64(widest, l->out);
     }
     if (!has_dora(j)) return w;
-    nbl__cut for_magnitude = j->cut;
-    NBL_CUT(&for_magnitude, w.plain, w.rows * widest);
+    nbl__bump for_magnitude = j->bump;
+    NBL_BUMP_ALLOC(&for_magnitude, w.plain, w.rows * widest);
     for (int i = 0; i < j->count; i++)
-        if (j->layers[i].factor) NBL_CUT(&j->cut, w.scaled[i], w.rows * j->layers[i].out);
+        if (j->layers[i].factor) NBL_BUMP_ALLOC(&j->bump, w.scaled[i], w.rows * j->layers[i].out);
     if (dropout) {
-        NBL_CUT(&j->cut, w.part, w.rows * j->in);
-        NBL_CUT(&j->cut, w.sum, w.rows * j->in);
+        NBL_BUMP_ALLOC(&j->bump, w.part, w.rows * j->in);
+        NBL_BUMP_ALLOC(&j->bump, w.sum, w.rows * j->in);
     }
-    if (for_magnitude.used > j->cut.used) j->cut = for_magnitude;
+    if (for_magnitude.used > j->bump.used) j->bump = for_magnitude;
     return w;
 }
 
@@ -123,7 +123,7 @@ static nbl_status column_sums(const nbl__linear_fused *j, const nbl__linear_part
                               int64_t row, int64_t rows)
 {
     if (j->dry) return NBL_OK;
-    column_job job = {j->way.isa, &l->dy, plain, row, rows, l->out, row == 0, l->sums};
+    column_job job = {j->algo.isa, &l->dy, plain, row, rows, l->out, row == 0, l->sums};
     return nbl__team_run(j->ctx, nbl__ceil_div(l->out, SUM_COLUMNS), sum_columns, &job, NULL);
 }
 
@@ -144,32 +144,33 @@ static void put_sums(const nbl__linear_fused *j, const nbl__linear_part *l, cons
 static void scale_b(const nbl__linear_fused *j, const nbl__linear_part *l)
 {
     if (j->dry || l->factor == NULL) return;
-    nbl__to_f32(j->way.isa, l->a->lora_b.dtype, l->a->lora_b.data, l->scaled_b, l->out * l->rank);
+    nbl__to_f32(j->algo.isa, l->a->lora_b.dtype, l->a->lora_b.data, l->scaled_b, l->out * l->rank);
     for (int64_t n = 0; n < l->out; n++)
         for (int64_t r = 0; r < l->rank; r++) l->scaled_b[n * l->rank + r] *= l->factor[n];
 }
 
 /* The product u = s·dy·(factor∘B). */
-static nbl__product gradient_of_inner(const nbl__linear_fused *j, const nbl__linear_part *l, nbl__term *term)
+static nbl__gemm_product gradient_of_inner(const nbl__linear_fused *j, const nbl__linear_part *l,
+                                           nbl__gemm_term *term)
 {
     const nbl_tensor *b = &l->a->lora_b;
-    *term = (nbl__term){.a = nbl__rows_of(&l->dy, 0),
-                        .b = l->factor ? nbl__dense(NBL_DTYPE_F32, l->scaled_b, l->rank)
-                                       : nbl__dense(b->dtype, b->data, l->rank),
-                        .k = l->out,
-                        .alpha = l->a->scale,
-                        .compute = l->adapter};
-    return (nbl__product){.m = j->tokens,
-                          .n = l->rank,
-                          .terms = term,
-                          .term_count = 1,
-                          .dtype = NBL_DTYPE_F32,
-                          .c = l->gb,
-                          .stride = l->rank};
+    *term = (nbl__gemm_term){.a = nbl__rows_of(&l->dy, 0),
+                             .b = l->factor ? nbl__dense(NBL_DTYPE_F32, l->scaled_b, l->rank)
+                                            : nbl__dense(b->dtype, b->data, l->rank),
+                             .k = l->out,
+                             .alpha = l->a->scale,
+                             .compute = l->adapter};
+    return (nbl__gemm_product){.m = j->tokens,
+                               .n = l->rank,
+                               .terms = term,
+                               .term_count = 1,
+                               .dtype = NBL_DTYPE_F32,
+                               .c = l->u,
+                               .stride = l->rank};
 }
 
 /* The products t and u of all layers, where a wanted gradient needs them. Returns their number. */
-static int inner_products(nbl__linear_fused *j, nbl__term *terms, nbl__product *products)
+static int inner_products(nbl__linear_fused *j, nbl__gemm_term *terms, nbl__gemm_product *products)
 {
     int count = 0;
     for (const nbl__linear_part *l = j->layers; l < j->layers + j->count; l++) {
@@ -190,62 +191,66 @@ static int inner_products(nbl__linear_fused *j, nbl__term *terms, nbl__product *
 /* ---- dx ---- */
 
 /* The rows [row, row + rows) of dx as a sum of terms. */
-static nbl__product dx_product(const nbl__linear_fused *j, int64_t row, int64_t rows, const nbl__term *terms,
-                               int count)
+static nbl__gemm_product dx_product(const nbl__linear_fused *j, int64_t row, int64_t rows,
+                                    const nbl__gemm_term *terms, int count)
 {
-    return (nbl__product){.m = rows,
-                          .n = j->in,
-                          .terms = terms,
-                          .term_count = count,
-                          .dtype = j->dx.dtype,
-                          .c = nbl__row_of(&j->dx, row),
-                          .stride = nbl__matrix_stride(&j->dx)};
+    return (nbl__gemm_product){.m = rows,
+                               .n = j->in,
+                               .terms = terms,
+                               .term_count = count,
+                               .dtype = j->dx.dtype,
+                               .c = nbl__row_of(&j->dx, row),
+                               .stride = nbl__matrix_stride(&j->dx)};
 }
 
 /* dy'·W of a layer, for the rows from `row` on. `scaled` is dy' of the chunk; NULL: dy itself. */
-static nbl__term base_term(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row,
-                           const float *scaled)
+static nbl__gemm_term base_term(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row,
+                                const float *scaled)
 {
-    return (nbl__term){.a = scaled ? nbl__dense(NBL_DTYPE_F32, scaled, l->out) : nbl__rows_of(&l->dy, row),
-                       .b = {.weight = &l->a->w, .stride = j->in},
-                       .k = l->out,
-                       .alpha = 1,
-                       .compute = l->a->dtype};
+    return (nbl__gemm_term){.a = scaled ? nbl__dense(NBL_DTYPE_F32, scaled, l->out)
+                                        : nbl__rows_of(&l->dy, row),
+                            .b = {.weight = &l->a->w, .stride = j->in},
+                            .k = l->out,
+                            .alpha = 1,
+                            .compute = l->a->dtype};
 }
 
 /* u·A of a layer, for the rows from `row` on. The caller applies the mask. */
-static nbl__term adapter_term(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row)
+static nbl__gemm_term adapter_term(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row)
 {
-    return (nbl__term){.a = nbl__dense(NBL_DTYPE_F32, l->gb + row * l->rank, l->rank),
-                       .b = nbl__dense(l->a->lora_a.dtype, l->a->lora_a.data, j->in),
-                       .k = l->rank,
-                       .alpha = 1,
-                       .compute = l->adapter};
+    return (nbl__gemm_term){.a = nbl__dense(NBL_DTYPE_F32, l->u + row * l->rank, l->rank),
+                            .b = nbl__dense(l->a->lora_a.dtype, l->a->lora_a.data, j->in),
+                            .k = l->rank,
+                            .alpha = 1,
+                            .compute = l->adapter};
 }
 
 /* dW (+)= dy'ᵀ·x over the rows [row, row + rows). The compute dtype is the adapters': with bf16
  * the operands are bf16 already, and with f16 f32 keeps their range. */
-static nbl__product dw_product(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row,
-                               int64_t rows, const float *scaled, nbl__term *term)
+static nbl__gemm_product dw_product(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row,
+                                    int64_t rows, const float *scaled, nbl__gemm_term *term)
 {
-    nbl__mat dy = scaled ? nbl__dense(NBL_DTYPE_F32, scaled, l->out) : nbl__rows_of(&l->dy, row);
-    *term = (nbl__term){
-        .a = nbl__flipped(dy), .b = nbl__rows_of(&j->x, row), .k = rows, .alpha = 1, .compute = l->adapter};
-    return (nbl__product){.m = l->out,
-                          .n = j->in,
-                          .terms = term,
-                          .term_count = 1,
-                          .dtype = NBL_DTYPE_F32,
-                          .c = l->a->dw.data,
-                          .stride = j->in,
-                          .accumulate = l->a->accumulate || row > 0};
+    nbl__gemm_matrix dy = scaled ? nbl__dense(NBL_DTYPE_F32, scaled, l->out) : nbl__rows_of(&l->dy, row);
+    *term = (nbl__gemm_term){.a = nbl__transposed(dy),
+                             .b = nbl__rows_of(&j->x, row),
+                             .k = rows,
+                             .alpha = 1,
+                             .compute = l->adapter};
+    return (nbl__gemm_product){.m = l->out,
+                               .n = j->in,
+                               .terms = term,
+                               .term_count = 1,
+                               .dtype = NBL_DTYPE_F32,
+                               .c = l->a->dw.data,
+                               .stride = j->in,
+                               .accumulate = l->a->accumulate || row > 0};
 }
 
 /* One call: t and u, and without DoRA dx, so that dy is packed once. */
 static nbl_status first_products(nbl__linear_fused *j)
 {
-    nbl__term inner[2 * NBL_LINEAR_FUSED_MAX], terms[2 * NBL_LINEAR_FUSED_MAX];
-    nbl__product products[2 * NBL_LINEAR_FUSED_MAX + 1];
+    nbl__gemm_term inner[2 * NBL_MAX_LINEAR_FUSED], terms[2 * NBL_MAX_LINEAR_FUSED];
+    nbl__gemm_product products[2 * NBL_MAX_LINEAR_FUSED + 1];
     int count = inner_products(j, inner, products), term_count = 0;
     if (!wanted(j, &j->dx) || has_dora(j)) return nbl__linear_fused_multiply(j, products, count);
     for (const nbl__linear_part *l = j->layers; l < j->layers + j->count; l++) {
@@ -264,15 +269,15 @@ static nbl_status first_products(nbl__linear_fused *j)
 /* One call: dA, dB, and dW of layers without DoRA. */
 static nbl_status outer_products(nbl__linear_fused *j)
 {
-    nbl__term small[3 * NBL_LINEAR_FUSED_MAX];
-    nbl__product products[3 * NBL_LINEAR_FUSED_MAX];
+    nbl__gemm_term small[3 * NBL_MAX_LINEAR_FUSED];
+    nbl__gemm_product products[3 * NBL_MAX_LINEAR_FUSED];
     int small_count = 0, count = 0;
     for (const nbl__linear_part *l = j->layers; l < j->layers + j->count; l++) {
         wishes want = wishes_of(j, l);
-        nbl__term term = {.k = j->tokens, .alpha = 1, .compute = l->adapter};
-        nbl__product product = {.term_count = 1, .dtype = NBL_DTYPE_F32, .accumulate = l->a->accumulate};
+        nbl__gemm_term term = {.k = j->tokens, .alpha = 1, .compute = l->adapter};
+        nbl__gemm_product product = {.term_count = 1, .dtype = NBL_DTYPE_F32, .accumulate = l->a->accumulate};
         if (want.a) {
-            term.a = nbl__flipped(nbl__dense(NBL_DTYPE_F32, l->gb, l->rank));
+            term.a = nbl__transposed(nbl__dense(NBL_DTYPE_F32, l->u, l->rank));
             term.b = nbl__linear_fused_dropped(j, l);
             small[small_count] = term;
             product.m = l->rank;
@@ -283,12 +288,12 @@ static nbl_status outer_products(nbl__linear_fused *j)
         }
         if (want.b) {
             /* dBᵀ = tᵀ·dy instead of dB = dyᵀ·t: t has only r columns, and is the cheaper left operand to pack. */
-            term.a = nbl__flipped(nbl__dense(NBL_DTYPE_F32, l->xa, l->rank));
+            term.a = nbl__transposed(nbl__dense(NBL_DTYPE_F32, l->t, l->rank));
             term.b = nbl__rows_of(&l->dy, 0);
             small[small_count] = term;
             product.m = product.stride = l->rank;
             product.n = l->out;
-            product.flipped = true;
+            product.c_transposed = true;
             product.c = l->factor ? (void *)l->db_part : l->a->dlora_b.data;
             product.accumulate = l->factor ? false : l->a->accumulate;
             product.terms = &small[small_count++];
@@ -361,7 +366,7 @@ static nbl_status round_row(void *argument, int64_t item, int worker)
 static nbl_status each_row(nbl__linear_fused *j, int64_t rows, nbl__team_fn fn, row_job job)
 {
     if (j->dry) return NBL_OK;
-    job.isa = j->way.isa;
+    job.isa = j->algo.isa;
     return nbl__team_run(j->ctx, rows, fn, &job, NULL);
 }
 
@@ -374,8 +379,8 @@ static nbl_status scale_chunk(nbl__linear_fused *j, const wide *w, int64_t row, 
         if (l->factor == NULL || (!wanted(j, &j->dx) && !train_w)) continue;
         NBL_TRY(each_row(j, rows, scale_row, (row_job){.j = j, .l = l, .row = row, .to = w->scaled[i]}));
         if (!train_w) continue;
-        nbl__term term;
-        nbl__product product = dw_product(j, l, row, rows, w->scaled[i], &term);
+        nbl__gemm_term term;
+        nbl__gemm_product product = dw_product(j, l, row, rows, w->scaled[i], &term);
         NBL_TRY(nbl__linear_fused_multiply(j, &product, 1));
     }
     return NBL_OK;
@@ -386,19 +391,19 @@ static nbl_status scale_chunk(nbl__linear_fused *j, const wide *w, int64_t row, 
  * and summed here in f32. The other terms are added to that sum. */
 static nbl_status dx_chunk(nbl__linear_fused *j, const wide *w, int64_t row, int64_t rows)
 {
-    nbl__term terms[2 * NBL_LINEAR_FUSED_MAX] = {0};
+    nbl__gemm_term terms[2 * NBL_MAX_LINEAR_FUSED] = {0};
     int count = 0;
     bool masked = false;
     for (int i = 0; i < j->count; i++) {
         const nbl__linear_part *l = &j->layers[i];
         terms[count++] = base_term(j, l, row, l->factor ? w->scaled[i] : NULL);
         if (l->rank == 0) continue;
-        nbl__term term = adapter_term(j, l, row);
+        nbl__gemm_term term = adapter_term(j, l, row);
         if (!drops(l)) {
             terms[count++] = term;
             continue;
         }
-        nbl__product product = dx_product(j, row, rows, &term, 1);
+        nbl__gemm_product product = dx_product(j, row, rows, &term, 1);
         product.dtype = NBL_DTYPE_F32;
         product.c = w->part;
         product.stride = j->in;
@@ -408,7 +413,7 @@ static nbl_status dx_chunk(nbl__linear_fused *j, const wide *w, int64_t row, int
                      (row_job){.j = j, .l = l, .row = row, .from = w->part, .to = w->sum, .add = masked}));
         masked = true;
     }
-    nbl__product product = dx_product(j, row, rows, terms, count);
+    nbl__gemm_product product = dx_product(j, row, rows, terms, count);
     if (!masked) return nbl__linear_fused_multiply(j, &product, 1);
     product.dtype = NBL_DTYPE_F32;
     product.c = w->sum;
@@ -423,19 +428,19 @@ static nbl_status dx_chunk(nbl__linear_fused *j, const wide *w, int64_t row, int
 static nbl_status magnitude_chunk(nbl__linear_fused *j, const nbl__linear_part *l, const wide *w, int64_t row,
                                   int64_t rows)
 {
-    nbl__term terms[3];
+    nbl__gemm_term terms[3];
     int count = nbl__linear_fused_terms(j, l, row, terms);
-    nbl__product product = {.m = rows,
-                            .n = l->out,
-                            .terms = terms,
-                            .term_count = count,
-                            .dtype = NBL_DTYPE_F32,
-                            .c = w->plain,
-                            .stride = l->out};
-    nbl__gemm_way way = j->way;
-    j->way = nbl__gemm_way_of_chunk(way, row == 0);
+    nbl__gemm_product product = {.m = rows,
+                                 .n = l->out,
+                                 .terms = terms,
+                                 .term_count = count,
+                                 .dtype = NBL_DTYPE_F32,
+                                 .c = w->plain,
+                                 .stride = l->out};
+    nbl__gemm_algo algo = j->algo;
+    j->algo = nbl__gemm_algo_of_chunk(algo, row == 0);
     nbl_status status = nbl__linear_fused_multiply(j, &product, 1);
-    j->way = way;
+    j->algo = algo;
     return status == NBL_OK ? column_sums(j, l, w->plain, row, rows) : status;
 }
 
@@ -472,15 +477,15 @@ static void clear(const nbl__linear_fused *j, const nbl__linear *a)
 
 static nbl_status backward(nbl__linear_fused *j)
 {
-    bool quantised = false;
+    bool quantized = false;
     wide w = cut_pieces(j);
     if (j->tokens == 0) {
         for (int i = 0; !j->dry && i < j->count; i++) clear(j, j->layers[i].a);
         return NBL_OK;
     }
     NBL_TRY(nbl__linear_fused_factors(j));
-    for (int i = 0; i < j->count; i++) quantised |= wishes_of(j, &j->layers[i]).magnitude;
-    if (quantised) NBL_TRY(nbl__linear_fused_quantise(j));
+    for (int i = 0; i < j->count; i++) quantized |= wishes_of(j, &j->layers[i]).magnitude;
+    if (quantized) NBL_TRY(nbl__linear_fused_quantize(j));
     NBL_TRY(first_products(j));
     NBL_TRY(outer_products(j));
     if (has_dora(j)) NBL_TRY(dora_chunks(j, &w));
@@ -492,16 +497,16 @@ static nbl_status backward(nbl__linear_fused *j)
     return NBL_OK;
 }
 
-size_t nbl__linear_fused_backward_scratch(const nbl_context *ctx, nbl__gemm_way way,
+size_t nbl__linear_fused_backward_scratch(const nbl_context *ctx, nbl__gemm_algo algo,
                                           const nbl__linear *members, int count)
 {
-    return nbl__linear_fused_measure(ctx, way, members, count, true, backward);
+    return nbl__linear_fused_measure(ctx, algo, members, count, true, backward);
 }
 
-nbl_status nbl__linear_fused_backward_run(nbl_context *ctx, nbl__gemm_way way, const nbl__linear *members,
+nbl_status nbl__linear_fused_backward_run(nbl_context *ctx, nbl__gemm_algo algo, const nbl__linear *members,
                                           int count, uint8_t *scratch, size_t scratch_bytes)
 {
     nbl__linear_fused j;
-    nbl__linear_fused_open(&j, ctx, ctx, way, members, count, true, scratch, scratch_bytes);
+    nbl__linear_fused_open(&j, ctx, ctx, algo, members, count, true, scratch, scratch_bytes);
     return backward(&j);
 }

@@ -30,21 +30,21 @@ typedef struct pieces {
 /* DoRA without a given norm: the norm is computed once per call. */
 static bool lacks_norm(const nbl__linear *a)
 {
-    return nbl__given(&a->magnitude) && !nbl__given(&a->norm);
+    return nbl__has_data(&a->magnitude) && !nbl__has_data(&a->norm);
 }
 
 static pieces layout(const nbl__mlp *a, bool backward, uint8_t *base)
 {
     const nbl__linear *parts[NBL_MLP_PARTS] = {&a->gate, &a->up, &a->down};
     int64_t values = nbl__min_i64(NBL_MLP_CHUNK, nbl__tensor_rows(&a->gate.x)) * a->gate.w.shape[0];
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     pieces p = {0};
-    NBL_CUT(&cut, p.g, values);
-    NBL_CUT(&cut, p.u, backward || !a->keep ? values : 0);
-    NBL_CUT(&cut, p.d, backward ? values : 0);
+    NBL_BUMP_ALLOC(&bump, p.g, values);
+    NBL_BUMP_ALLOC(&bump, p.u, backward || !a->keep ? values : 0);
+    NBL_BUMP_ALLOC(&bump, p.d, backward ? values : 0);
     for (int i = 0; i < NBL_MLP_PARTS; i++)
-        if (lacks_norm(parts[i])) NBL_CUT(&cut, p.norms[i], parts[i]->w.shape[0]);
-    p.used = cut.used;
+        if (lacks_norm(parts[i])) NBL_BUMP_ALLOC(&bump, p.norms[i], parts[i]->w.shape[0]);
+    p.used = bump.used;
     return p;
 }
 
@@ -77,29 +77,29 @@ static size_t largest(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-static size_t scratch_of(const nbl_context *ctx, nbl__gemm_way way, const nbl__mlp *a, bool backward)
+static size_t scratch_of(const nbl_context *ctx, nbl__gemm_algo algo, const nbl__mlp *a, bool backward)
 {
     enum { STAND_IN = 64 }; /* an address that is not NULL; nothing is read */
     nbl__linear parts[NBL_MLP_PARTS];
     pieces p = layout(a, backward, (uint8_t *)(uintptr_t)STAND_IN);
     parts_of(a, 0, &p, p.g, parts);
-    size_t max = largest(nbl__linear_fused_scratch(ctx, way, parts, 2),
-                         nbl__linear_fused_scratch(ctx, way, &parts[NBL_MLP_DOWN], 1));
+    size_t max = largest(nbl__linear_fused_scratch(ctx, algo, parts, 2),
+                         nbl__linear_fused_scratch(ctx, algo, &parts[NBL_MLP_DOWN], 1));
     for (int i = 0; i < NBL_MLP_PARTS; i++)
         if (p.norms[i]) max = largest(max, nbl__dora_weight_norm_scratch(ctx, &parts[i]));
     if (!backward) return p.used + max;
-    max = largest(max, nbl__linear_fused_backward_scratch(ctx, way, parts, 2));
-    return p.used + largest(max, nbl__linear_fused_backward_scratch(ctx, way, &parts[NBL_MLP_DOWN], 1));
+    max = largest(max, nbl__linear_fused_backward_scratch(ctx, algo, parts, 2));
+    return p.used + largest(max, nbl__linear_fused_backward_scratch(ctx, algo, &parts[NBL_MLP_DOWN], 1));
 }
 
-static size_t forward_scratch(const nbl_context *ctx, nbl__gemm_way way, const nbl__mlp *a)
+static size_t forward_scratch(const nbl_context *ctx, nbl__gemm_algo algo, const nbl__mlp *a)
 {
-    return scratch_of(ctx, way, a, false);
+    return scratch_of(ctx, algo, a, false);
 }
 
-static size_t backward_scratch(const nbl_context *ctx, nbl__gemm_way way, const nbl__mlp *a)
+static size_t backward_scratch(const nbl_context *ctx, nbl__gemm_algo algo, const nbl__mlp *a)
 {
-    return scratch_of(ctx, way, a, true);
+    return scratch_of(ctx, algo, a, true);
 }
 
 /* Computes the DoRA weight norms that were not given. */
@@ -123,7 +123,7 @@ typedef struct gate_job {
     float *g, *u, *d; /* d NULL: forward */
     /* Saved outputs, or NULL. kept_gate is copied to g first. Forward reads kept_up in place of u;
      * backward copies it to u. */
-    const float *kept_gate, *kept_up;
+    const float *saved_gate, *saved_up;
     int64_t n; /* elements */
 } gate_job;
 
@@ -134,15 +134,15 @@ static nbl_status gate_piece(void *argument, int64_t item, int worker)
     int64_t at = item * PIECE, n = nbl__min_i64(PIECE, j->n - at);
     (void)worker;
     size_t bytes = (size_t)n * sizeof(float);
-    if (j->kept_gate) memcpy(j->g + at, j->kept_gate + at, bytes);
-    if (j->kept_gate && j->d) memcpy(j->u + at, j->kept_up + at, bytes);
+    if (j->saved_gate) memcpy(j->g + at, j->saved_gate + at, bytes);
+    if (j->saved_gate && j->d) memcpy(j->u + at, j->saved_up + at, bytes);
     if (j->d) nbl__gate_backward(j->isa, j->act, j->g + at, j->u + at, j->d + at, n);
-    else nbl__gate_forward(j->isa, j->act, j->g + at, (j->kept_up ? j->kept_up : j->u) + at, n);
+    else nbl__gate_forward(j->isa, j->act, j->g + at, (j->saved_up ? j->saved_up : j->u) + at, n);
     return NBL_OK;
 }
 
 /* The chunk's rows of a saved tensor. */
-static float *kept_rows(const nbl_tensor *saved, int64_t chunk)
+static float *saved_rows(const nbl_tensor *saved, int64_t chunk)
 {
     return (float *)saved->data + chunk * NBL_MLP_CHUNK * nbl__last(saved);
 }
@@ -157,15 +157,15 @@ static nbl_status gate_all(const nbl__call *call, const nbl__mlp *a, int64_t chu
                     .g = p->g,
                     .u = p->u,
                     .d = backward ? p->d : NULL,
-                    .kept_gate = a->keep ? kept_rows(&a->gate_out, chunk) : NULL,
-                    .kept_up = a->keep ? kept_rows(&a->up_out, chunk) : NULL,
+                    .saved_gate = a->keep ? saved_rows(&a->gate_out, chunk) : NULL,
+                    .saved_up = a->keep ? saved_rows(&a->up_out, chunk) : NULL,
                     .n = n};
     return nbl__team_run(call->ctx, nbl__ceil_div(n, PIECE), gate_piece, &job, NULL);
 }
 
 /* ---- */
 
-static nbl_status forward_run(const nbl__call *call, nbl__gemm_way way, const nbl__mlp *a)
+static nbl_status forward_run(const nbl__call *call, nbl__gemm_algo algo, const nbl__mlp *a)
 {
     pieces p = layout(a, false, call->scratch);
     uint8_t *rest = call->scratch + p.used;
@@ -173,10 +173,10 @@ static nbl_status forward_run(const nbl__call *call, nbl__gemm_way way, const nb
     NBL_TRY(make_norms(call, a, &p));
     for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
         nbl__linear parts[NBL_MLP_PARTS];
-        nbl__gemm_way now = nbl__gemm_way_of_chunk(way, chunk == 0);
+        nbl__gemm_algo now = nbl__gemm_algo_of_chunk(algo, chunk == 0);
         parts_of(a, chunk, &p, p.g, parts);
-        if (a->keep) parts[NBL_MLP_GATE].y.data = kept_rows(&a->gate_out, chunk);
-        if (a->keep) parts[NBL_MLP_UP].y.data = kept_rows(&a->up_out, chunk);
+        if (a->keep) parts[NBL_MLP_GATE].y.data = saved_rows(&a->gate_out, chunk);
+        if (a->keep) parts[NBL_MLP_UP].y.data = saved_rows(&a->up_out, chunk);
         NBL_TRY(nbl__linear_fused_run(call->ctx, now, parts, 2, rest, rest_bytes));
         NBL_TRY(gate_all(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, false));
         NBL_TRY(nbl__linear_fused_run(call->ctx, now, &parts[NBL_MLP_DOWN], 1, rest, rest_bytes));
@@ -191,7 +191,7 @@ static nbl__linear only_dx(nbl__linear a)
     return a;
 }
 
-static nbl_status backward_run(const nbl__call *call, nbl__gemm_way way, const nbl__mlp *a)
+static nbl_status backward_run(const nbl__call *call, nbl__gemm_algo algo, const nbl__mlp *a)
 {
     pieces p = layout(a, true, call->scratch);
     uint8_t *rest = call->scratch + p.used;
@@ -199,7 +199,7 @@ static nbl_status backward_run(const nbl__call *call, nbl__gemm_way way, const n
     NBL_TRY(make_norms(call, a, &p));
     for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
         nbl__linear parts[NBL_MLP_PARTS];
-        nbl__gemm_way now = nbl__gemm_way_of_chunk(way, chunk == 0);
+        nbl__gemm_algo now = nbl__gemm_algo_of_chunk(algo, chunk == 0);
         parts_of(a, chunk, &p, p.d, parts);
         if (!a->keep) NBL_TRY(nbl__linear_fused_run(call->ctx, now, parts, 2, rest, rest_bytes));
         /* down runs twice: its dx is needed before h can be formed in the same memory, and the gradients of its
@@ -218,29 +218,29 @@ static nbl_status backward_run(const nbl__call *call, nbl__gemm_way way, const n
 
 /* Backward recomputes the outputs of gate and up unless they were kept, and an output whose
  * magnitude gets a gradient. */
-static nbl__linear_asks asks_of(const nbl__mlp *a, bool backward)
+static nbl__linear_traits traits_of(const nbl__mlp *a, bool backward)
 {
     const nbl__linear *parts[NBL_MLP_PARTS] = {&a->gate, &a->up, &a->down};
-    nbl__linear_asks asks = {.dtype = a->gate.dtype,
-                             .tokens = nbl__tensor_rows(&a->gate.x),
-                             .backward = backward,
-                             .outputs = !backward || !a->keep};
+    nbl__linear_traits traits = {.dtype = a->gate.dtype,
+                                 .tokens = nbl__tensor_rows(&a->gate.x),
+                                 .backward = backward,
+                                 .outputs = !backward || !a->keep};
     for (int p = 0; p < NBL_MLP_PARTS; p++) {
-        bool outputs = !backward || (p != NBL_MLP_DOWN && !a->keep) || nbl__given(&parts[p]->magnitude);
-        asks.codes |= parts[p]->w.format == NBL_FORMAT_INT8 && !a->gate.dequantized && outputs;
-        asks.outputs |= nbl__linear_rank(parts[p]) > 0;
+        bool outputs = !backward || (p != NBL_MLP_DOWN && !a->keep) || nbl__has_data(&parts[p]->magnitude);
+        traits.codes |= parts[p]->w.format == NBL_FORMAT_INT8 && !a->gate.dequantized && outputs;
+        traits.outputs |= nbl__linear_rank(parts[p]) > 0;
     }
-    return asks;
+    return traits;
 }
 
-static nbl__linear_asks forward_asks(const nbl__mlp *a)
+static nbl__linear_traits forward_traits(const nbl__mlp *a)
 {
-    return asks_of(a, false);
+    return traits_of(a, false);
 }
 
-static nbl__linear_asks backward_asks(const nbl__mlp *a)
+static nbl__linear_traits backward_traits(const nbl__mlp *a)
 {
-    return asks_of(a, true);
+    return traits_of(a, true);
 }
 
 NBL_LINEAR_ROWS(NBL_LINEAR_ROW, mlp, forward)

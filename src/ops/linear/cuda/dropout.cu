@@ -113,7 +113,7 @@ __device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t 
 
 /* sum += factor·mask∘product for 16 rows and 16 columns of one part. A lane has rows g and g + 8,
  * columns 2q and 2q + 1 of each 8. `words` are the bits of 32 columns in these rows. */
-__device__ inline void add_masked(const nbl__expand_part &part, const uint32_t (&words)[2], int64_t column, int q,
+__device__ inline void add_masked(const nbl__lora_dx_part &part, const uint32_t (&words)[2], int64_t column, int q,
                                   const float (&product)[2][4], float (&sum)[2][4])
 {
 #pragma unroll
@@ -127,22 +127,22 @@ __device__ inline void add_masked(const nbl__expand_part &part, const uint32_t (
 
 /* to = Σ_i factor_i·mask_i∘(u_i·a_i), bf16: the input's gradient through several adapters.
  *
- *     a tile [wide, 128] of a → shared memory, once per block
+ *     a tile [rank_padded, 128] of a → shared memory, once per block
  *     for each 128 rows: a warp has 16 of them; u → registers
  *         for each 16 columns, for each 16 of k: mma; at the end of a part: mask, add to the sum
  *         sum → to, 4 bytes per store
  *
  * Bytes: `to` once, u once per 128 columns, from L2. Limit: memory bandwidth of `to`. Shared memory:
  * 64 x 136 bf16. */
-__global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__ nbl__expand e)
+__global__ void __launch_bounds__(THREADS) lora_dx_kernel(const __grid_constant__ nbl__lora_dx e)
 {
-    __shared__ __align__(16) __nv_bfloat16 tile[NBL_MAX_EXPAND][A_LD];
+    __shared__ __align__(16) __nv_bfloat16 tile[NBL_MAX_LORA_DX_RANK][A_LD];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     int64_t first = static_cast<int64_t>(blockIdx.x) * COLUMNS;
     const __nv_bfloat16 *u = static_cast<const __nv_bfloat16 *>(e.u),
                         *a = static_cast<const __nv_bfloat16 *>(e.a);
     bool aligned = reinterpret_cast<uintptr_t>(e.to) % 4 == 0;
-    for (int i = threadIdx.x; i < e.wide * (COLUMNS / 8); i += THREADS) {
+    for (int i = threadIdx.x; i < e.rank_padded * (COLUMNS / 8); i += THREADS) {
         int r = i / (COLUMNS / 8), c = i % (COLUMNS / 8) * 8;
         *reinterpret_cast<uint4 *>(&tile[r][c]) = first + c < e.columns ? *reinterpret_cast<const uint4 *>(
                                                                               a + r * e.columns + first + c)
@@ -152,10 +152,10 @@ __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__
     for (int block = 0; block < BLOCKS_OF_ROWS; block++) {
         int64_t row = (static_cast<int64_t>(blockIdx.y) * BLOCKS_OF_ROWS + block) * ROWS + warp * 16 + g;
         if (row - g >= e.rows) break;
-        uint32_t rows[NBL_MAX_EXPAND / 16][4] = {}; /* u of the warp's 16 rows */
+        uint32_t rows[NBL_MAX_LORA_DX_RANK / 16][4] = {}; /* u of the warp's 16 rows */
 #pragma unroll
-        for (int k = 0; k < NBL_MAX_EXPAND / 16; k++) {
-            if (16 * k >= e.wide) break;
+        for (int k = 0; k < NBL_MAX_LORA_DX_RANK / 16; k++) {
+            if (16 * k >= e.rank_padded) break;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int64_t r = row + (i & 1 ? 8 : 0);
@@ -169,8 +169,8 @@ __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__
             float sum[2][4] = {}, product[2][4] = {};
             int part = 0;
 #pragma unroll
-            for (int k = 0; k < NBL_MAX_EXPAND / 16; k++) {
-                if (16 * k >= e.wide) break;
+            for (int k = 0; k < NBL_MAX_LORA_DX_RANK / 16; k++) {
+                if (16 * k >= e.rank_padded) break;
                 uint32_t b[4];
                 uint32_t from = static_cast<uint32_t>(__cvta_generic_to_shared(
                     &tile[16 * k + lane % 8 + (lane & 8 ? 8 : 0)][c + (lane & 16 ? 8 : 0)]));
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__
                              : "r"(from));
                 multiply(product[0], rows[k], b[0], b[1]);
                 multiply(product[1], rows[k], b[2], b[3]);
-                if (16 * (k + 1) < e.parts[part].first + e.parts[part].wide) continue;
+                if (16 * (k + 1) < e.parts[part].first + e.parts[part].rank_padded) continue;
                 uint32_t words[2] = {~0u, ~0u};
                 const uint32_t *bits = e.parts[part].bits;
                 for (int i = 0; bits && i < 2; i++)
@@ -257,12 +257,12 @@ extern "C" nbl_status nbl__cuda_masks(const nbl__call *call, const nbl__mask_par
     return launched(call);
 }
 
-extern "C" nbl_status nbl__cuda_expand(const nbl__call *call, const nbl__expand *e)
+extern "C" nbl_status nbl__cuda_lora_dx(const nbl__call *call, const nbl__lora_dx *e)
 {
     constexpr int64_t TALL = ROWS * BLOCKS_OF_ROWS;
     if (e->rows == 0 || e->columns == 0) return NBL_OK;
     dim3 grid(static_cast<unsigned>((e->columns + COLUMNS - 1) / COLUMNS),
               static_cast<unsigned>((e->rows + TALL - 1) / TALL));
-    expand_kernel<<<grid, THREADS, 0, stream_of(call)>>>(*e);
+    lora_dx_kernel<<<grid, THREADS, 0, stream_of(call)>>>(*e);
     return launched(call);
 }

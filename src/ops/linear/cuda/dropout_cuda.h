@@ -1,7 +1,8 @@
 /* dropout_cuda.h - dropout of an adapter's input on the device. Masks are the same bits as on the
- * CPU. The general way computes them wherever it needs them; the ways of training compute them once. */
-#ifndef NBL_CUDA_DROPOUT_H
-#define NBL_CUDA_DROPOUT_H
+ * CPU. The general algorithm computes them wherever it needs them; the algorithms of training compute them
+ * once. */
+#ifndef NBL_DROPOUT_CUDA_H
+#define NBL_DROPOUT_CUDA_H
 
 #include "device/cuda/cuda.h"
 #include "ops/linear/linear.h"
@@ -38,19 +39,19 @@ nbl_status nbl__cuda_masks(const nbl__call *call, const nbl__mask_part *parts, i
 /* to = Σ factor_i·mask_i∘(u_i·a_i), in bf16. u is [rows, u_ld], a [., columns]. Part i has columns
  * first … first + wide - 1 of u and these rows of a. Widths are multiples of 16, at most 64 in all.
  * columns is a multiple of 8; u and a are aligned to 16 bytes. */
-enum { NBL_MAX_EXPAND = 64 };
-typedef struct nbl__expand_part {
+enum { NBL_MAX_LORA_DX_RANK = 64 };
+typedef struct nbl__lora_dx_part {
     const uint32_t *bits; /* NULL: everything is kept */
     float factor;
-    int first, wide;
-} nbl__expand_part;
-typedef struct nbl__expand {
+    int first, rank_padded;
+} nbl__lora_dx_part;
+typedef struct nbl__lora_dx {
     int64_t rows, columns, u_ld, bits_ld;
     const void *u, *a;
     void *to;
-    int part_count, wide; /* wide: of all parts */
-    nbl__expand_part parts[NBL_MAX_MASKS];
-} nbl__expand;
-nbl_status nbl__cuda_expand(const nbl__call *call, const nbl__expand *e);
+    int part_count, rank_padded; /* rank_padded: of all parts */
+    nbl__lora_dx_part parts[NBL_MAX_MASKS];
+} nbl__lora_dx;
+nbl_status nbl__cuda_lora_dx(const nbl__call *call, const nbl__lora_dx *e);
 
 #endif

@@ -1,4 +1,4 @@
-/* linear_cuda_general.c - layers forward by the general way, and the functions it shares with
+/* linear_cuda_general.c - layers forward by the general algorithm, and the functions it shares with
  * backward. See linear_cuda.h.
  *
  *     prepare   factors of DoRA, adapters, outlier columns                      once per call
@@ -8,7 +8,7 @@
  *         y = factor·sums + bias, rounded once
  *
  * A packed weight is dequantized once per layer, into a piece of scratch that all layers share. The
- * gemv ways skip that: weights multiply as they are stored (forward_small_batch). */
+ * gemv algorithms skip that: weights multiply as they are stored (forward_small_batch). */
 #include "ops/linear/cuda/linear_cuda.h"
 
 #include "ops/gemm/cuda/cublaslt.h"
@@ -35,30 +35,30 @@ static nbl_dtype product_dtype(const nbl__linear *a, bool backward)
 }
 
 /* True if products can read the stored weight: dense, in the dtype of the products. */
-static bool lies_ready(const nbl_weight *w, nbl_dtype dtype, nbl_dtype product)
+static bool is_dense_in(const nbl_weight *w, nbl_dtype dtype, nbl_dtype product)
 {
     return w->format == NBL_FORMAT_DENSE && w->dtype == dtype && product == dtype;
 }
 
 /* A piece of scratch; NULL if it is not needed. */
-static void *cut(nbl__cut *c, bool needed, int64_t elements, nbl_dtype dtype)
+static void *alloc_if(nbl__bump *c, bool needed, int64_t elements, nbl_dtype dtype)
 {
-    return needed ? nbl__cut_bytes(c, (size_t)elements * nbl__size_of(dtype)) : NULL;
+    return needed ? nbl__bump_alloc(c, (size_t)elements * nbl__size_of(dtype)) : NULL;
 }
 
 /* Fills a layer's part, and cuts its own pieces. Sums are f64: two f32 each. */
-static void open_layer(nbl__cuda_linears *j, nbl__cut *c, nbl__cuda_linear_part *l, const nbl__linear *a,
+static void open_layer(nbl__cuda_linears *j, nbl__bump *c, nbl__cuda_linear_part *l, const nbl__linear *a,
                        bool backward)
 {
     *l = (nbl__cuda_linear_part){
         .a = a, .out = a->w.shape[0], .rank = nbl__linear_rank(a), .by_codes = nbl__linear_by_codes(a)};
-    l->wide = (l->rank + 7) / 8 * 8;
-    l->factor = cut(c, nbl__given(&a->magnitude), l->out, NBL_DTYPE_F32);
-    l->inverse = cut(c, nbl__given(&a->magnitude), l->out, NBL_DTYPE_F32);
-    l->lora_a = cut(c, l->rank > 0, l->wide * j->in, j->adapter);
-    l->lora_b = cut(c, l->rank > 0, l->wide * l->out, j->adapter);
-    l->bias_sums = cut(c, backward && nbl__given(&a->bias), 2 * l->out, NBL_DTYPE_F32);
-    l->magnitude_sums = cut(c, backward && nbl__given(&a->magnitude), 2 * l->out, NBL_DTYPE_F32);
+    l->rank_padded = (l->rank + 7) / 8 * 8;
+    l->factor = alloc_if(c, nbl__has_data(&a->magnitude), l->out, NBL_DTYPE_F32);
+    l->inverse = alloc_if(c, nbl__has_data(&a->magnitude), l->out, NBL_DTYPE_F32);
+    l->lora_a = alloc_if(c, l->rank > 0, l->rank_padded * j->in, j->adapter);
+    l->lora_b = alloc_if(c, l->rank > 0, l->rank_padded * l->out, j->adapter);
+    l->bias_sums = alloc_if(c, backward && nbl__has_data(&a->bias), 2 * l->out, NBL_DTYPE_F32);
+    l->magnitude_sums = alloc_if(c, backward && nbl__has_data(&a->magnitude), 2 * l->out, NBL_DTYPE_F32);
 }
 
 /* Scratch, in this order; pieces that a call does not need take no bytes:
@@ -71,7 +71,7 @@ void nbl__cuda_linear_open(nbl__cuda_linears *j, const nbl__call *call, const nb
                            bool backward, uint8_t *scratch)
 {
     enum { STAND_IN = 64 }; /* measuring: pieces that exist have an address */
-    nbl__cut c = {scratch ? scratch : (uint8_t *)(uintptr_t)STAND_IN, 0};
+    nbl__bump c = {scratch ? scratch : (uint8_t *)(uintptr_t)STAND_IN, 0};
     *j = (nbl__cuda_linears){
         .call = call, .dtype = members->dtype, .x = members->x, .dx = members->dx, .count = count};
     j->tokens = nbl__tensor_rows(&j->x);
@@ -86,8 +86,9 @@ void nbl__cuda_linear_open(nbl__cuda_linears *j, const nbl__call *call, const nb
         const nbl__linear *a = &members[i];
         open_layer(j, &c, l, a, backward);
         widest = nbl__max_i64(widest, l->out);
-        rank = nbl__max_i64(rank, l->wide);
-        if (!lies_ready(&a->w, j->dtype, j->product)) dequantized = nbl__max_i64(dequantized, l->out * j->in);
+        rank = nbl__max_i64(rank, l->rank_padded);
+        if (!is_dense_in(&a->w, j->dtype, j->product))
+            dequantized = nbl__max_i64(dequantized, l->out * j->in);
         codes |= l->by_codes && (!backward || l->factor);
         dora |= l->factor != NULL;
         adapted |= l->rank > 0;
@@ -97,26 +98,26 @@ void nbl__cuda_linear_open(nbl__cuda_linears *j, const nbl__call *call, const nb
     /* Pieces that all layers share have the size of the largest. */
     int64_t x = j->rows * j->in, y = j->rows * widest;
     bool outputs = !backward || dora, wide_y = backward || members->y.dtype != NBL_DTYPE_F32;
-    j->w = cut(&c, dequantized > 0, dequantized, j->product);
-    j->w_half = cut(&c, dequantized > 0 && j->product != j->dtype, dequantized, j->dtype);
-    j->x_product = cut(&c, outputs && j->x.dtype != j->product, x, j->product);
-    j->x_adapter = cut(&c, ((adapted && !drops) || trained) && j->x.dtype != j->adapter, x, j->adapter);
-    j->x_dropped = cut(&c, drops, x, j->adapter);
-    j->t = cut(&c, rank > 0, j->rows * rank, j->adapter);
-    j->u = cut(&c, backward && rank > 0, j->rows * rank, j->adapter);
-    j->sums = cut(&c, outputs && wide_y, y, NBL_DTYPE_F32);
-    j->outlier = cut(&c, codes, j->in, NBL_DTYPE_I8);
-    j->codes = cut(&c, codes, x, NBL_DTYPE_I8);
-    j->scales = cut(&c, codes, j->rows, NBL_DTYPE_F32);
-    j->kept = cut(&c, codes, x, j->product);
-    j->code_sums = cut(&c, codes, y, NBL_DTYPE_F32);
+    j->w = alloc_if(&c, dequantized > 0, dequantized, j->product);
+    j->w_half = alloc_if(&c, dequantized > 0 && j->product != j->dtype, dequantized, j->dtype);
+    j->x_product = alloc_if(&c, outputs && j->x.dtype != j->product, x, j->product);
+    j->x_adapter = alloc_if(&c, ((adapted && !drops) || trained) && j->x.dtype != j->adapter, x, j->adapter);
+    j->x_dropped = alloc_if(&c, drops, x, j->adapter);
+    j->t = alloc_if(&c, rank > 0, j->rows * rank, j->adapter);
+    j->u = alloc_if(&c, backward && rank > 0, j->rows * rank, j->adapter);
+    j->sums = alloc_if(&c, outputs && wide_y, y, NBL_DTYPE_F32);
+    j->outlier = alloc_if(&c, codes, j->in, NBL_DTYPE_I8);
+    j->codes = alloc_if(&c, codes, x, NBL_DTYPE_I8);
+    j->scales = alloc_if(&c, codes, j->rows, NBL_DTYPE_F32);
+    j->outliers = alloc_if(&c, codes, x, j->product);
+    j->code_sums = alloc_if(&c, codes, y, NBL_DTYPE_F32);
     if (backward) {
         bool as_it_is = members->dy.dtype == j->product && !dora;
-        j->dy_product = cut(&c, !as_it_is, y, j->product);
-        j->dy_adapter = cut(&c, (adapted || trained) && j->adapter != j->product, y, j->adapter);
-        j->dx_sums = cut(&c, j->dx.dtype != NBL_DTYPE_F32, x, NBL_DTYPE_F32);
-        j->dx_part = cut(&c, drops, x, NBL_DTYPE_F32);
-        j->parts = cut(&c, true, 2 * nbl__cuda_sums_parts(j->rows, widest), NBL_DTYPE_F32);
+        j->dy_product = alloc_if(&c, !as_it_is, y, j->product);
+        j->dy_adapter = alloc_if(&c, (adapted || trained) && j->adapter != j->product, y, j->adapter);
+        j->dx_sums = alloc_if(&c, j->dx.dtype != NBL_DTYPE_F32, x, NBL_DTYPE_F32);
+        j->dx_part = alloc_if(&c, drops, x, NBL_DTYPE_F32);
+        j->parts = alloc_if(&c, true, 2 * nbl__cuda_sums_parts(j->rows, widest), NBL_DTYPE_F32);
     }
     j->used = c.used;
 }
@@ -138,38 +139,38 @@ nbl_status nbl__cuda_dora_weight_norm(const nbl__call *call, const nbl__linear *
  * 1 / norm there. */
 nbl_status nbl__cuda_linear_prepare(nbl__cuda_linears *j, bool codes)
 {
-    nbl__move moves[2 * NBL_CUDA_LINEAR_MAX];
+    nbl__cast_copy copies[2 * NBL_MAX_CUDA_LINEARS];
     int count = 0;
     for (nbl__cuda_linear_part *l = j->layers; l < j->layers + j->count; l++) {
         const nbl__linear *a = l->a;
         if (l->factor) {
-            const float *norm = nbl__given(&a->norm) ? a->norm.data : l->inverse;
-            if (!nbl__given(&a->norm)) NBL_TRY(nbl__cuda_dora_weight_norm(j->call, a, l->inverse));
+            const float *norm = nbl__has_data(&a->norm) ? a->norm.data : l->inverse;
+            if (!nbl__has_data(&a->norm)) NBL_TRY(nbl__cuda_dora_weight_norm(j->call, a, l->inverse));
             NBL_TRY(nbl__cuda_factors(j->call, l->out, &a->magnitude, norm, l->factor, l->inverse));
         }
         if (l->rank == 0 || l->small) continue;
-        moves[count++] = (nbl__move){.from = a->lora_a.data,
-                                     .from_dtype = a->lora_a.dtype,
-                                     .to_dtype = j->adapter,
-                                     .rows = l->rank,
-                                     .columns = j->in,
-                                     .from_ld = j->in,
-                                     .to = l->lora_a,
-                                     .to_rows = l->wide,
-                                     .to_columns = j->in,
-                                     .to_ld = j->in};
-        moves[count++] = (nbl__move){.from = a->lora_b.data,
-                                     .from_dtype = a->lora_b.dtype,
-                                     .to_dtype = j->adapter,
-                                     .rows = l->out,
-                                     .columns = l->rank,
-                                     .from_ld = l->rank,
-                                     .to = l->lora_b,
-                                     .to_rows = l->out,
-                                     .to_columns = l->wide,
-                                     .to_ld = l->wide};
+        copies[count++] = (nbl__cast_copy){.from = a->lora_a.data,
+                                           .from_dtype = a->lora_a.dtype,
+                                           .to_dtype = j->adapter,
+                                           .rows = l->rank,
+                                           .columns = j->in,
+                                           .from_ld = j->in,
+                                           .to = l->lora_a,
+                                           .to_rows = l->rank_padded,
+                                           .to_columns = j->in,
+                                           .to_ld = j->in};
+        copies[count++] = (nbl__cast_copy){.from = a->lora_b.data,
+                                           .from_dtype = a->lora_b.dtype,
+                                           .to_dtype = j->adapter,
+                                           .rows = l->out,
+                                           .columns = l->rank,
+                                           .from_ld = l->rank,
+                                           .to = l->lora_b,
+                                           .to_rows = l->out,
+                                           .to_columns = l->rank_padded,
+                                           .to_ld = l->rank_padded};
     }
-    NBL_TRY(nbl__cuda_move(j->call, moves, count));
+    NBL_TRY(nbl__cuda_cast_copy(j->call, copies, count));
     if (!codes || j->outlier == NULL) return NBL_OK;
     return nbl__cuda_outliers(j->call, j->tokens, j->in, j->x.data, j->x.dtype, j->layers[0].a->threshold,
                               j->outlier);
@@ -183,19 +184,19 @@ static nbl_status convert(const nbl__call *call, int64_t rows, int64_t columns, 
                           nbl_dtype from_dtype, nbl_dtype via, const float *factor, void *to,
                           nbl_dtype to_dtype)
 {
-    nbl__move move = {.from = from,
-                      .from_dtype = from_dtype,
-                      .via = via,
-                      .to_dtype = to_dtype,
-                      .rows = rows,
-                      .columns = columns,
-                      .from_ld = columns,
-                      .to = to,
-                      .to_rows = rows,
-                      .to_columns = columns,
-                      .to_ld = columns,
-                      .factor = factor};
-    return nbl__cuda_move(call, &move, 1);
+    nbl__cast_copy move = {.from = from,
+                           .from_dtype = from_dtype,
+                           .via = via,
+                           .to_dtype = to_dtype,
+                           .rows = rows,
+                           .columns = columns,
+                           .from_ld = columns,
+                           .to = to,
+                           .to_rows = rows,
+                           .to_columns = columns,
+                           .to_ld = columns,
+                           .factor = factor};
+    return nbl__cuda_cast_copy(call, &move, 1);
 }
 
 /* The weight in j->product. j->held avoids dequantizing again for the next chunk of the same
@@ -204,10 +205,10 @@ nbl_status nbl__cuda_linear_weight(nbl__cuda_linears *j, const nbl__cuda_linear_
 {
     const nbl_weight *from = &l->a->w;
     *w = from->data;
-    if (lies_ready(from, j->dtype, j->product)) return NBL_OK;
+    if (is_dense_in(from, j->dtype, j->product)) return NBL_OK;
     *w = j->w;
-    if (j->held == l) return NBL_OK;
-    j->held = l;
+    if (j->w_layer == l) return NBL_OK;
+    j->w_layer = l;
     if (from->format == NBL_FORMAT_DENSE)
         return convert(j->call, l->out, j->in, from->data, from->dtype, j->dtype, NULL, j->w, j->product);
     void *first = j->product == j->dtype ? j->w : j->w_half;
@@ -243,16 +244,16 @@ nbl_status nbl__cuda_linear_dropped(const nbl__cuda_linears *j, const nbl__cuda_
 nbl_status nbl__cuda_linear_inner(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t rows,
                                   const void *x)
 {
-    return nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->adapter,
-                                                .c_dtype = j->adapter,
-                                                .m = rows,
-                                                .n = l->wide,
-                                                .k = j->in,
-                                                .a = x,
-                                                .b = l->lora_a,
-                                                .b_transposed = true,
-                                                .c = j->t,
-                                                .alpha = l->a->scale});
+    return nbl__cuda_gemm(j->call, &(nbl__cublaslt_gemm){.dtype = j->adapter,
+                                                         .c_dtype = j->adapter,
+                                                         .m = rows,
+                                                         .n = l->rank_padded,
+                                                         .k = j->in,
+                                                         .a = x,
+                                                         .b = l->lora_a,
+                                                         .b_transposed = true,
+                                                         .c = j->t,
+                                                         .alpha = l->a->scale});
 }
 
 /* True if gemv_dense takes the layer: one token, a dense weight in the compute dtype. */
@@ -262,14 +263,14 @@ static bool is_for_dense_gemv(const nbl__cuda_linears *j, const nbl__cuda_linear
 }
 
 /* True if the weight can multiply as it is stored: up to 8 rows with a packed weight, or one with a
- * dense weight. Layers with dropout take the general way. So does training (`dequantized`): its
- * bits must not depend on whether a weight is kept packed. */
+ * dense weight. Layers with dropout take the general algorithm. So does training (`dequantized`):
+ * its bits must not depend on whether a weight is kept packed. */
 static bool is_for_gemv(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l)
 {
     nbl_format format = l->a->w.format;
-    return !l->a->dequantized && j->tokens <= NBL__CUDA_GEMV_ROWS && j->product == j->dtype &&
+    return !l->a->dequantized && j->tokens <= NBL_MAX_CUDA_GEMV_ROWS && j->product == j->dtype &&
            j->x.dtype == j->dtype && !l->by_codes && (l->rank == 0 || l->a->dropout == 0) &&
-           l->a->y.dtype == j->dtype && nbl__given(&l->a->y) &&
+           l->a->y.dtype == j->dtype && nbl__has_data(&l->a->y) &&
            (format == NBL_FORMAT_NF4 || format == NBL_FORMAT_FP4 || format == NBL_FORMAT_INT8 ||
             is_for_dense_gemv(j, l));
 }
@@ -279,17 +280,17 @@ static nbl_status add_adapter(const nbl__cuda_linears *j, const nbl__cuda_linear
                               float *to)
 {
     if (l->rank == 0) return NBL_OK;
-    return nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->adapter,
-                                                .c_dtype = NBL_DTYPE_F32,
-                                                .m = rows,
-                                                .n = l->out,
-                                                .k = l->wide,
-                                                .a = j->t,
-                                                .b = l->lora_b,
-                                                .b_transposed = true,
-                                                .c = to,
-                                                .alpha = 1,
-                                                .beta = 1});
+    return nbl__cuda_gemm(j->call, &(nbl__cublaslt_gemm){.dtype = j->adapter,
+                                                         .c_dtype = NBL_DTYPE_F32,
+                                                         .m = rows,
+                                                         .n = l->out,
+                                                         .k = l->rank_padded,
+                                                         .a = j->t,
+                                                         .b = l->lora_b,
+                                                         .b_transposed = true,
+                                                         .c = to,
+                                                         .alpha = 1,
+                                                         .beta = 1});
 }
 
 /* int8: up to 8 rows go in one pass over the weight. Otherwise the codes' product is exact in
@@ -300,40 +301,40 @@ nbl_status nbl__cuda_linear_plain(nbl__cuda_linears *j, const nbl__cuda_linear_p
 {
     const void *w, *x;
     if (l->by_codes) {
-        NBL_TRY(nbl__cuda_quantise_rows(j->call, rows, j->in, nbl__cuda_row(&j->x, row), j->x.dtype,
-                                        l->a->threshold, j->outlier, j->codes, j->scales, j->kept,
+        NBL_TRY(nbl__cuda_quantize_rows(j->call, rows, j->in, nbl__cuda_row(&j->x, row), j->x.dtype,
+                                        l->a->threshold, j->outlier, j->codes, j->scales, j->outliers,
                                         j->product));
-        bool small = rows <= NBL_LORA_DECODE_ROWS;
+        bool small = rows <= NBL_MAX_LORA_DECODE_ROWS;
         if (small)
             NBL_TRY(nbl__cuda_int8_small_batch(j->call, &(nbl__int8_small_batch){.rows = rows,
                                                                                  .in = j->in,
                                                                                  .out = l->out,
                                                                                  .codes = j->codes,
-                                                                                 .kept = j->kept,
-                                                                                 .kept_dtype = j->product,
+                                                                                 .outliers = j->outliers,
+                                                                                 .outlier_dtype = j->product,
                                                                                  .dtype = j->dtype,
                                                                                  .outlier = j->outlier,
                                                                                  .w = l->a->w.data,
                                                                                  .w_scales = l->a->w.scales,
                                                                                  .sums = to,
                                                                                  .code_sums = j->code_sums}));
-        else NBL_TRY(nbl__cuda_gemm_i8(j->call, rows, l->out, j->in, j->codes, l->a->w.data, j->code_sums));
+        else NBL_TRY(nbl__cuda_gemm_int8(j->call, rows, l->out, j->in, j->codes, l->a->w.data, j->code_sums));
         if (small) return add_adapter(j, l, rows, to);
-        x = j->kept;
+        x = j->outliers;
     } else {
         NBL_TRY(nbl__cuda_linear_rows(j, &j->x, row, rows, j->product, NULL, j->x_product, &x));
     }
     NBL_TRY(nbl__cuda_linear_weight(j, l, &w));
-    NBL_TRY(nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->product,
-                                                 .c_dtype = NBL_DTYPE_F32,
-                                                 .m = rows,
-                                                 .n = l->out,
-                                                 .k = j->in,
-                                                 .a = x,
-                                                 .b = w,
-                                                 .b_transposed = true,
-                                                 .c = to,
-                                                 .alpha = 1}));
+    NBL_TRY(nbl__cuda_gemm(j->call, &(nbl__cublaslt_gemm){.dtype = j->product,
+                                                          .c_dtype = NBL_DTYPE_F32,
+                                                          .m = rows,
+                                                          .n = l->out,
+                                                          .k = j->in,
+                                                          .a = x,
+                                                          .b = w,
+                                                          .b_transposed = true,
+                                                          .c = to,
+                                                          .alpha = 1}));
     return add_adapter(j, l, rows, to);
 }
 
@@ -344,17 +345,17 @@ static nbl_status finish(const nbl__cuda_linears *j, const nbl__cuda_linear_part
                          int64_t rows, const float *sums)
 {
     const nbl__linear *a = l->a;
-    nbl__finish f = {.rows = rows,
-                     .columns = l->out,
-                     .sums = sums,
-                     .factor = l->factor,
-                     .bias = a->bias.data,
-                     .bias_dtype = a->bias.dtype,
-                     .y_dtype = a->y.dtype,
-                     .y = nbl__cuda_row(&a->y, row)};
+    nbl__epilogue f = {.rows = rows,
+                       .columns = l->out,
+                       .sums = sums,
+                       .factor = l->factor,
+                       .bias = a->bias.data,
+                       .bias_dtype = a->bias.dtype,
+                       .y_dtype = a->y.dtype,
+                       .y = nbl__cuda_row(&a->y, row)};
     if (l->by_codes) f.codes = j->code_sums, f.row_scales = j->scales, f.column_scales = a->w.scales;
     bool as_it_is = sums == f.y && !f.factor && !f.bias && !f.codes;
-    return as_it_is ? NBL_OK : nbl__cuda_finish(j->call, &f);
+    return as_it_is ? NBL_OK : nbl__cuda_epilogue(j->call, &f);
 }
 
 /* True if only a bias follows the product. */
@@ -376,13 +377,13 @@ static nbl__gemv_one products_at_once(const nbl__cuda_linears *j)
     return one;
 }
 
-/* The gemv ways: product, then adapter, factor and bias in place. `multiplied`: y holds the
+/* The gemv algorithms: product, then adapter, factor and bias in place. `multiplied`: y holds the
  * product, and the bias of plain layers. */
 static nbl_status forward_small_batch(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, bool multiplied)
 {
     const nbl__linear *a = l->a;
     void *stream = nbl__call_cuda(j->call)->stream;
-    bool has_bias = nbl__given(&a->bias), dense = is_for_dense_gemv(j, l);
+    bool has_bias = nbl__has_data(&a->bias), dense = is_for_dense_gemv(j, l);
     nbl_tensor none = {0};
     if (dense)
         NBL_TRY(nbl__cuda_gemv_dense(j->call->ctx, &a->w, j->x.data, is_plain(l) ? &a->bias : &none,
@@ -428,7 +429,7 @@ static nbl_status forward_layer(nbl__cuda_linears *j, const nbl__cuda_linear_par
 size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool backward, bool small_only)
 {
     nbl__cuda_linears j;
-    nbl__linear small[NBL_CUDA_LINEAR_MAX];
+    nbl__linear small[NBL_MAX_CUDA_LINEARS];
     size_t max = 0;
     if (!small_only) {
         nbl__cuda_linear_open(&j, NULL, members, count, backward, NULL);
@@ -443,18 +444,19 @@ size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool bac
     return j.used > max ? j.used : max;
 }
 
-/* ---- the ways ---- */
+/* ---- the algorithms ---- */
 
-/* NULL if a gemv way takes the layers. GEMV needs one layer that it serves, GEMV_SM90 all of them
- * in one launch. */
-static const char *gemv_can(nbl__cuda_way way, const nbl__linear *members, int count)
+/* NULL if a gemv algorithm takes the layers. GEMV needs one layer that it serves, GEMV_SM90 all of
+ * them in one launch. */
+static const char *gemv_can(nbl__cuda_linear_algo algo, const nbl__linear *members, int count)
 {
     nbl__cuda_linears j;
     int small = 0;
     nbl__cuda_linear_open(&j, NULL, members, count, false, NULL);
-    if (j.tokens > NBL__CUDA_GEMV_ROWS) return "more than 8 rows";
+    if (j.tokens > NBL_MAX_CUDA_GEMV_ROWS) return "more than 8 rows";
     for (int i = 0; i < count; i++) small += is_for_gemv(&j, &j.layers[i]);
-    if (way == NBL_CUDA_GEMV) return small > 0 ? NULL : "no weight that multiplies as it is stored";
+    if (algo == NBL_CUDA_LINEAR_ALGO_GEMV)
+        return small > 0 ? NULL : "no weight that multiplies as it is stored";
     if (j.tokens != 1) return "more than one row";
     nbl__gemv_one one = products_at_once(&j);
     return small == count && count <= NBL_MAX_GEMV_ONE && nbl__cuda_gemv_one_takes(&one)
@@ -462,52 +464,52 @@ static const char *gemv_can(nbl__cuda_way way, const nbl__linear *members, int c
                : "not 4-bit weights of one kind, aligned";
 }
 
-const char *nbl__cuda_linear_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *members,
-                                 int count)
+const char *nbl__cuda_linear_can(const nbl__cuda *cuda, nbl__cuda_linear_algo algo,
+                                 const nbl__linear *members, int count)
 {
-    switch (way) {
-    case NBL_CUDA_GEMV_SM90:
+    switch (algo) {
+    case NBL_CUDA_LINEAR_ALGO_GEMV_SM90:
         if (cuda->major != 9) return "needs compute capability 9.0";
-        return gemv_can(way, members, count);
-    case NBL_CUDA_GEMV: return gemv_can(way, members, count);
-    case NBL_CUDA_FOLDED_SM90: return nbl__cuda_folded_can(cuda, members, count, false);
-    case NBL_CUDA_CUBLASLT: return nbl__cuda_cublaslt_can(members, count, false);
+        return gemv_can(algo, members, count);
+    case NBL_CUDA_LINEAR_ALGO_GEMV: return gemv_can(algo, members, count);
+    case NBL_CUDA_LINEAR_ALGO_FOLDED_SM90: return nbl__cuda_folded_can(cuda, members, count, false);
+    case NBL_CUDA_LINEAR_ALGO_CUBLASLT: return nbl__cuda_cublaslt_can(members, count, false);
     default: return NULL;
     }
 }
 
-/* The last way takes everything, so the loop ends. */
-nbl__cuda_way nbl__cuda_linear_best(const nbl__cuda *cuda, const nbl__linear *members, int count)
+/* The last algorithm takes everything, so the loop ends. */
+nbl__cuda_linear_algo nbl__cuda_linear_best(const nbl__cuda *cuda, const nbl__linear *members, int count)
 {
-    nbl__cuda_way way = 0;
-    while (nbl__cuda_linear_can(cuda, way, members, count)) way++;
-    return way;
+    nbl__cuda_linear_algo algo = 0;
+    while (nbl__cuda_linear_can(cuda, algo, members, count)) algo++;
+    return algo;
 }
 
-/* A plan for many tokens may run with few, so the ways of training also count the general way with
- * few tokens. */
-size_t nbl__cuda_linear_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *members,
+/* A plan for many tokens may run with few, so the algorithms of training also count the general
+ * algorithm with few tokens. */
+size_t nbl__cuda_linear_scratch(const nbl__cuda *cuda, nbl__cuda_linear_algo algo, const nbl__linear *members,
                                 int count)
 {
-    bool trains = way == NBL_CUDA_FOLDED_SM90 || way == NBL_CUDA_CUBLASLT;
+    bool trains = algo == NBL_CUDA_LINEAR_ALGO_FOLDED_SM90 || algo == NBL_CUDA_LINEAR_ALGO_CUBLASLT;
     size_t general = nbl__cuda_general_scratch(members, count, false, trains);
-    size_t fast = trains ? nbl__cuda_fast_scratch(cuda, members, count, false) : 0;
+    size_t fast = trains ? nbl__cuda_large_scratch(cuda, members, count, false) : 0;
     return fast > general ? fast : general;
 }
 
-nbl_status nbl__cuda_linear_run(const nbl__call *call, nbl__cuda_way way, const nbl__linear *members,
+nbl_status nbl__cuda_linear_run(const nbl__call *call, nbl__cuda_linear_algo algo, const nbl__linear *members,
                                 int count)
 {
     nbl__cuda_linears j;
-    if (way == NBL_CUDA_FOLDED_SM90 || way == NBL_CUDA_CUBLASLT)
-        return nbl__cuda_fast_run(call, members, count, way == NBL_CUDA_FOLDED_SM90);
+    if (algo == NBL_CUDA_LINEAR_ALGO_FOLDED_SM90 || algo == NBL_CUDA_LINEAR_ALGO_CUBLASLT)
+        return nbl__cuda_large_run(call, members, count, algo == NBL_CUDA_LINEAR_ALGO_FOLDED_SM90);
     nbl__cuda_linear_open(&j, call, members, count, false, call->scratch);
     NBL_CHECK(call->ctx, j.used <= call->scratch_bytes, NBL_ERROR_INTERNAL,
               "%s: scratch of %zu bytes; %zu are needed", call->op, call->scratch_bytes, j.used);
     if (j.tokens == 0) return NBL_OK;
-    bool at_once = way == NBL_CUDA_GEMV_SM90;
+    bool at_once = algo == NBL_CUDA_LINEAR_ALGO_GEMV_SM90;
     for (int i = 0; i < count; i++)
-        j.layers[i].small = at_once || (way == NBL_CUDA_GEMV && is_for_gemv(&j, &j.layers[i]));
+        j.layers[i].small = at_once || (algo == NBL_CUDA_LINEAR_ALGO_GEMV && is_for_gemv(&j, &j.layers[i]));
     NBL_TRY(nbl__cuda_linear_prepare(&j, true));
     nbl__gemv_one one = products_at_once(&j);
     if (at_once) NBL_TRY(nbl__cuda_gemv_one(call->ctx, &one, nbl__call_cuda(call)->stream));

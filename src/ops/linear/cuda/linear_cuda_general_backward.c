@@ -1,4 +1,4 @@
-/* linear_cuda_general_backward.c - layers backward by the general way. See linear_cuda.h.
+/* linear_cuda_general_backward.c - layers backward by the general algorithm. See linear_cuda.h.
  *
  *     for each chunk of tokens, for each layer:
  *         dy' = factor∘dy, in the dtypes of the products
@@ -20,7 +20,7 @@
 /* True if the gradient has memory. */
 static bool wanted(const nbl_tensor *gradient)
 {
-    return gradient->rank > 0 && nbl__given(gradient);
+    return gradient->rank > 0 && nbl__has_data(gradient);
 }
 
 /* One layer and chunk. */
@@ -35,19 +35,19 @@ typedef struct part {
 static nbl_status over_tokens(const nbl__cuda_linears *j, const part *p, const void *a, int64_t m,
                               int64_t lda, const void *b, int64_t n, int64_t ldb, float *c)
 {
-    return nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->adapter,
-                                                .c_dtype = NBL_DTYPE_F32,
-                                                .m = m,
-                                                .n = n,
-                                                .k = p->rows,
-                                                .a = a,
-                                                .lda = lda,
-                                                .a_transposed = true,
-                                                .b = b,
-                                                .ldb = ldb,
-                                                .c = c,
-                                                .alpha = 1,
-                                                .beta = p->row > 0 || p->l->a->accumulate ? 1 : 0});
+    return nbl__cuda_gemm(j->call, &(nbl__cublaslt_gemm){.dtype = j->adapter,
+                                                         .c_dtype = NBL_DTYPE_F32,
+                                                         .m = m,
+                                                         .n = n,
+                                                         .k = p->rows,
+                                                         .a = a,
+                                                         .lda = lda,
+                                                         .a_transposed = true,
+                                                         .b = b,
+                                                         .ldb = ldb,
+                                                         .c = c,
+                                                         .alpha = 1,
+                                                         .beta = p->row > 0 || p->l->a->accumulate ? 1 : 0});
 }
 
 /* t, dB, u and dA of the chunk, each only if something needs it. t is also needed for dmagnitude. u
@@ -61,19 +61,20 @@ static nbl_status adapter_gradients(nbl__cuda_linears *j, const part *p)
     if (inner || wanted(&a->dlora_a)) NBL_TRY(nbl__cuda_linear_dropped(j, l, p->row, p->rows, &x));
     if (inner) NBL_TRY(nbl__cuda_linear_inner(j, l, p->rows, x));
     if (wanted(&a->dlora_b))
-        NBL_TRY(over_tokens(j, p, p->dy_adapter, l->out, l->out, j->t, l->rank, l->wide, a->dlora_b.data));
+        NBL_TRY(
+            over_tokens(j, p, p->dy_adapter, l->out, l->out, j->t, l->rank, l->rank_padded, a->dlora_b.data));
     if (!wanted(&a->dlora_a) && !wanted(&j->dx)) return NBL_OK;
-    NBL_TRY(nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->adapter,
-                                                 .c_dtype = j->adapter,
-                                                 .m = p->rows,
-                                                 .n = l->wide,
-                                                 .k = l->out,
-                                                 .a = p->dy_adapter,
-                                                 .b = l->lora_b,
-                                                 .c = j->u,
-                                                 .alpha = a->scale}));
+    NBL_TRY(nbl__cuda_gemm(j->call, &(nbl__cublaslt_gemm){.dtype = j->adapter,
+                                                          .c_dtype = j->adapter,
+                                                          .m = p->rows,
+                                                          .n = l->rank_padded,
+                                                          .k = l->out,
+                                                          .a = p->dy_adapter,
+                                                          .b = l->lora_b,
+                                                          .c = j->u,
+                                                          .alpha = a->scale}));
     if (!wanted(&a->dlora_a)) return NBL_OK;
-    return over_tokens(j, p, j->u, l->rank, l->wide, x, j->in, j->in, a->dlora_a.data);
+    return over_tokens(j, p, j->u, l->rank, l->rank_padded, x, j->in, j->in, a->dlora_a.data);
 }
 
 /* The layer's part of dx: written if it is the first layer, else added. A masked part needs its own
@@ -83,28 +84,28 @@ static nbl_status dx_part(nbl__cuda_linears *j, const part *p, bool first, float
     const nbl__cuda_linear_part *l = p->l;
     const void *w;
     NBL_TRY(nbl__cuda_linear_weight(j, l, &w));
-    NBL_TRY(nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->product,
-                                                 .c_dtype = NBL_DTYPE_F32,
-                                                 .m = p->rows,
-                                                 .n = j->in,
-                                                 .k = l->out,
-                                                 .a = p->dy,
-                                                 .b = w,
-                                                 .c = sums,
-                                                 .alpha = 1,
-                                                 .beta = first ? 0 : 1}));
+    NBL_TRY(nbl__cuda_gemm(j->call, &(nbl__cublaslt_gemm){.dtype = j->product,
+                                                          .c_dtype = NBL_DTYPE_F32,
+                                                          .m = p->rows,
+                                                          .n = j->in,
+                                                          .k = l->out,
+                                                          .a = p->dy,
+                                                          .b = w,
+                                                          .c = sums,
+                                                          .alpha = 1,
+                                                          .beta = first ? 0 : 1}));
     if (l->rank == 0) return NBL_OK;
     bool drops = l->a->dropout > 0;
-    NBL_TRY(nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->adapter,
-                                                 .c_dtype = NBL_DTYPE_F32,
-                                                 .m = p->rows,
-                                                 .n = j->in,
-                                                 .k = l->wide,
-                                                 .a = j->u,
-                                                 .b = l->lora_a,
-                                                 .c = drops ? j->dx_part : sums,
-                                                 .alpha = 1,
-                                                 .beta = drops ? 0 : 1}));
+    NBL_TRY(nbl__cuda_gemm(j->call, &(nbl__cublaslt_gemm){.dtype = j->adapter,
+                                                          .c_dtype = NBL_DTYPE_F32,
+                                                          .m = p->rows,
+                                                          .n = j->in,
+                                                          .k = l->rank_padded,
+                                                          .a = j->u,
+                                                          .b = l->lora_a,
+                                                          .c = drops ? j->dx_part : sums,
+                                                          .alpha = 1,
+                                                          .beta = drops ? 0 : 1}));
     if (!drops) return NBL_OK;
     return nbl__cuda_drop_add(j->call, nbl__linear_seed(l->a), l->a->dropout, l->a->first_row + p->row,
                               p->rows, j->in, j->dx_part, sums, true);
@@ -124,14 +125,14 @@ static nbl_status sums_over_tokens(nbl__cuda_linears *j, const part *p)
     if (!wanted(&a->dmagnitude)) return NBL_OK;
     NBL_TRY(nbl__cuda_linear_plain(j, l, p->row, p->rows, j->sums));
     if (l->by_codes)
-        NBL_TRY(nbl__cuda_finish(j->call, &(nbl__finish){.rows = p->rows,
-                                                         .columns = l->out,
-                                                         .sums = j->sums,
-                                                         .codes = j->code_sums,
-                                                         .row_scales = j->scales,
-                                                         .column_scales = a->w.scales,
-                                                         .y_dtype = NBL_DTYPE_F32,
-                                                         .y = j->sums}));
+        NBL_TRY(nbl__cuda_epilogue(j->call, &(nbl__epilogue){.rows = p->rows,
+                                                             .columns = l->out,
+                                                             .sums = j->sums,
+                                                             .codes = j->code_sums,
+                                                             .row_scales = j->scales,
+                                                             .column_scales = a->w.scales,
+                                                             .y_dtype = NBL_DTYPE_F32,
+                                                             .y = j->sums}));
     return nbl__cuda_sums(j->call, p->rows, l->out, dy, a->dy.dtype, j->sums, first, j->parts,
                           l->magnitude_sums);
 }
@@ -165,9 +166,9 @@ static nbl_status chunk(nbl__cuda_linears *j, int64_t row)
     for (int i = 0; i < j->count; i++)
         NBL_TRY(layer_chunk(j, &(part){.l = &j->layers[i], .row = row, .rows = rows}, i == 0, dx));
     if (dx == NULL || j->dx_sums == NULL) return NBL_OK;
-    nbl__finish f = {
+    nbl__epilogue f = {
         .rows = rows, .columns = j->in, .sums = dx, .y_dtype = j->dx.dtype, .y = nbl__cuda_row(&j->dx, row)};
-    return nbl__cuda_finish(j->call, &f);
+    return nbl__cuda_epilogue(j->call, &f);
 }
 
 /* Without tokens the gradients of parameters are zeros. */
@@ -186,39 +187,39 @@ static nbl_status put_sums(const nbl__cuda_linears *j, const nbl__cuda_linear_pa
 {
     const nbl__linear *a = l->a;
     if (wanted(&a->dbias))
-        NBL_TRY(nbl__cuda_put_sums(j->call, l->out, l->bias_sums, NULL, a->accumulate, a->dbias.data));
+        NBL_TRY(nbl__cuda_store_sums(j->call, l->out, l->bias_sums, NULL, a->accumulate, a->dbias.data));
     if (!wanted(&a->dmagnitude)) return NBL_OK;
-    return nbl__cuda_put_sums(j->call, l->out, l->magnitude_sums, l->inverse, a->accumulate,
-                              a->dmagnitude.data);
+    return nbl__cuda_store_sums(j->call, l->out, l->magnitude_sums, l->inverse, a->accumulate,
+                                a->dmagnitude.data);
 }
 
-const char *nbl__cuda_linear_backward_can(const nbl__cuda *cuda, nbl__cuda_way way,
+const char *nbl__cuda_linear_backward_can(const nbl__cuda *cuda, nbl__cuda_linear_algo algo,
                                           const nbl__linear *members, int count)
 {
-    switch (way) {
-    case NBL_CUDA_FOLDED_SM90: return nbl__cuda_folded_can(cuda, members, count, true);
-    case NBL_CUDA_CUBLASLT: return nbl__cuda_cublaslt_can(members, count, true);
-    case NBL_CUDA_GENERAL: return NULL;
+    switch (algo) {
+    case NBL_CUDA_LINEAR_ALGO_FOLDED_SM90: return nbl__cuda_folded_can(cuda, members, count, true);
+    case NBL_CUDA_LINEAR_ALGO_CUBLASLT: return nbl__cuda_cublaslt_can(members, count, true);
+    case NBL_CUDA_LINEAR_ALGO_GENERAL: return NULL;
     default: return "forward only";
     }
 }
 
-/* As nbl__cuda_linear_scratch: the ways of training may run with few tokens. */
-size_t nbl__cuda_linear_backward_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__linear *members,
-                                         int count)
+/* As nbl__cuda_linear_scratch: the algorithms of training may run with few tokens. */
+size_t nbl__cuda_linear_backward_scratch(const nbl__cuda *cuda, nbl__cuda_linear_algo algo,
+                                         const nbl__linear *members, int count)
 {
-    bool trains = way != NBL_CUDA_GENERAL;
+    bool trains = algo != NBL_CUDA_LINEAR_ALGO_GENERAL;
     size_t general = nbl__cuda_general_scratch(members, count, true, trains);
-    size_t fast = trains ? nbl__cuda_fast_scratch(cuda, members, count, true) : 0;
+    size_t fast = trains ? nbl__cuda_large_scratch(cuda, members, count, true) : 0;
     return fast > general ? fast : general;
 }
 
-nbl_status nbl__cuda_linear_backward_run(const nbl__call *call, nbl__cuda_way way, const nbl__linear *members,
-                                         int count)
+nbl_status nbl__cuda_linear_backward_run(const nbl__call *call, nbl__cuda_linear_algo algo,
+                                         const nbl__linear *members, int count)
 {
     nbl__cuda_linears j;
-    if (way != NBL_CUDA_GENERAL)
-        return nbl__cuda_fast_backward_run(call, members, count, way == NBL_CUDA_FOLDED_SM90);
+    if (algo != NBL_CUDA_LINEAR_ALGO_GENERAL)
+        return nbl__cuda_large_backward_run(call, members, count, algo == NBL_CUDA_LINEAR_ALGO_FOLDED_SM90);
     nbl__cuda_linear_open(&j, call, members, count, true, call->scratch);
     NBL_CHECK(call->ctx, j.used <= call->scratch_bytes, NBL_ERROR_INTERNAL,
               "%s: scratch of %zu bytes; %zu are needed", call->op, call->scratch_bytes, j.used);

@@ -37,8 +37,8 @@ __device__ inline float rounded(float value, nbl_dtype dtype)
 
 /* by_eight: the move is a plain conversion of f32 to 16 bits, 8 aligned elements at a time. */
 struct move_list {
-    nbl__move moves[NBL_MAX_MOVES];
-    bool by_eight[NBL_MAX_MOVES];
+    nbl__cast_copy copies[NBL_MAX_CAST_COPIES];
+    bool by_eight[NBL_MAX_CAST_COPIES];
 };
 
 /* Two rounded values in one word. */
@@ -52,7 +52,7 @@ template <typename T> __device__ inline uint32_t two_of(float low, float high)
 
 /* Element (r, c) of the target. `rest`: the second column of a split, what the rounding of the
  * first lost. */
-__device__ inline float moved(const nbl__move &m, int64_t r, int64_t c)
+__device__ inline float moved(const nbl__cast_copy &m, int64_t r, int64_t c)
 {
     int64_t row = m.transposed ? c : r, column = m.transposed ? r : c;
     bool rest = m.split && column == 1;
@@ -65,7 +65,7 @@ __device__ inline float moved(const nbl__move &m, int64_t r, int64_t c)
 }
 
 /* Eight elements of a plain conversion from f32. All loads are issued before the first rounding. */
-__device__ inline uint4 eight_of(const nbl__move &m, uint32_t r, uint32_t c)
+__device__ inline uint4 eight_of(const nbl__cast_copy &m, uint32_t r, uint32_t c)
 {
     const float *from = static_cast<const float *>(m.from) + r * m.from_ld + c;
     float values[8];
@@ -83,7 +83,7 @@ __device__ inline uint4 eight_of(const nbl__move &m, uint32_t r, uint32_t c)
  * of eight. A dependent launch: the sources may be results of the previous kernel. */
 __global__ void move_all(dependent, const __grid_constant__ move_list list)
 {
-    const nbl__move &m = list.moves[blockIdx.y];
+    const nbl__cast_copy &m = list.copies[blockIdx.y];
     wait_for_previous_kernel();
     allow_dependent_launch();
     int64_t step = static_cast<int64_t>(gridDim.x) * THREADS,
@@ -107,7 +107,7 @@ __global__ void move_all(dependent, const __grid_constant__ move_list list)
 
 /* y = factor · (sums + codes · row_scales · column_scales / 127²) + bias, one rounding. An element
  * per thread. */
-__global__ void finish_kernel(nbl__finish f)
+__global__ void finish_kernel(nbl__epilogue f)
 {
     int64_t n = f.rows * f.columns, step = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
@@ -202,8 +202,8 @@ __global__ void mark_outliers(int64_t rows, int64_t columns, const void *x, nbl_
 /* LLM.int8 of row blockIdx.x: scales = the largest magnitude below the limit, codes = RN(x · 127 /
  * scale) outside of outlier columns, kept = x inside of them. The block reads its row twice: for
  * the maximum, and for the codes. */
-__global__ void quantise(int64_t columns, const void *x, nbl_dtype dtype, float limit, const uint8_t *outlier,
-                         int8_t *codes, float *scales, void *kept, nbl_dtype kept_dtype)
+__global__ void quantize(int64_t columns, const void *x, nbl_dtype dtype, float limit, const uint8_t *outlier,
+                         int8_t *codes, float *scales, void *outliers, nbl_dtype outlier_dtype)
 {
     __shared__ float max[THREADS / 32];
     int64_t first = static_cast<int64_t>(blockIdx.x) * columns;
@@ -231,7 +231,7 @@ __global__ void quantise(int64_t columns, const void *x, nbl_dtype dtype, float 
             code = static_cast<int>(whole);
         }
         codes[first + c] = static_cast<int8_t>(code);
-        store_one(kept, kept_dtype, first + c, stays ? value : 0);
+        store_one(outliers, outlier_dtype, first + c, stays ? value : 0);
     }
 }
 
@@ -240,11 +240,11 @@ __global__ void quantise(int64_t columns, const void *x, nbl_dtype dtype, float 
 /* In place, an element per thread and step. Without d: g = act(g)·u. With d: g, u, d = d·u·act'(g),
  * d·act(g), act(g)·u. */
 template <int ACT>
-__global__ void gate_kernel(int64_t n, const float *kept_g, const float *kept_u, float *g, float *u, float *d)
+__global__ void gate_kernel(int64_t n, const float *saved_g, const float *saved_u, float *g, float *u, float *d)
 {
     int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
-        float slope, x = kept_g ? kept_g[i] : g[i], y = kept_u ? kept_u[i] : u[i],
+        float slope, x = saved_g ? saved_g[i] : g[i], y = saved_u ? saved_u[i] : u[i],
                      value = activation<ACT, false>(x, &slope);
         if (d == NULL) {
             g[i] = value * y;
@@ -265,13 +265,13 @@ float limit_of(float threshold)
 
 } // namespace
 
-extern "C" nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *moves, int count)
+extern "C" nbl_status nbl__cuda_cast_copy(const nbl__call *call, const nbl__cast_copy *copies, int count)
 {
     move_list list = {};
     int64_t max = 0;
     int used = 0;
     for (int i = 0; i < count; i++) {
-        const nbl__move *m = &moves[i];
+        const nbl__cast_copy *m = &copies[i];
         int64_t n = m->to_rows * m->to_columns;
         if (n == 0) continue;
         bool by_eight = m->from_dtype == NBL_DTYPE_F32 && m->via != NBL_DTYPE_F16 &&
@@ -279,7 +279,7 @@ extern "C" nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *mov
                         !m->transposed && m->to_dtype != NBL_DTYPE_F32 && m->to_columns % 8 == 0 &&
                         m->to_ld % 8 == 0 && is_aligned(m->to, 16) && n < INT32_MAX;
         list.by_eight[used] = by_eight;
-        list.moves[used++] = *m;
+        list.copies[used++] = *m;
         if (by_eight) n /= 8;
         max = n > max ? n : max;
     }
@@ -289,7 +289,7 @@ extern "C" nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *mov
     return launched(call);
 }
 
-extern "C" nbl_status nbl__cuda_finish(const nbl__call *call, const nbl__finish *f)
+extern "C" nbl_status nbl__cuda_epilogue(const nbl__call *call, const nbl__epilogue *f)
 {
     if (f->rows * f->columns == 0) return NBL_OK;
     finish_kernel<<<blocks_for(f->rows * f->columns), THREADS, 0, stream_of(call)>>>(*f);
@@ -314,8 +314,8 @@ extern "C" nbl_status nbl__cuda_sums(const nbl__call *call, int64_t rows, int64_
     return launched(call);
 }
 
-extern "C" nbl_status nbl__cuda_put_sums(const nbl__call *call, int64_t columns, const double *sums,
-                                         const float *factor, bool accumulate, float *to)
+extern "C" nbl_status nbl__cuda_store_sums(const nbl__call *call, int64_t columns, const double *sums,
+                                           const float *factor, bool accumulate, float *to)
 {
     if (columns == 0) return NBL_OK;
     unsigned blocks = static_cast<unsigned>((columns + THREADS - 1) / THREADS);
@@ -346,27 +346,27 @@ extern "C" nbl_status nbl__cuda_outliers(const nbl__call *call, int64_t rows, in
     return launched(call);
 }
 
-extern "C" nbl_status nbl__cuda_quantise_rows(const nbl__call *call, int64_t rows, int64_t columns,
+extern "C" nbl_status nbl__cuda_quantize_rows(const nbl__call *call, int64_t rows, int64_t columns,
                                               const void *x, nbl_dtype dtype, float threshold,
                                               const uint8_t *outlier, int8_t *codes, float *scales,
-                                              void *kept, nbl_dtype kept_dtype)
+                                              void *outliers, nbl_dtype outlier_dtype)
 {
     if (rows == 0) return NBL_OK;
-    quantise<<<static_cast<unsigned>(rows), THREADS, 0, stream_of(call)>>>(
-        columns, x, dtype, limit_of(threshold), outlier, codes, scales, kept, kept_dtype);
+    quantize<<<static_cast<unsigned>(rows), THREADS, 0, stream_of(call)>>>(
+        columns, x, dtype, limit_of(threshold), outlier, codes, scales, outliers, outlier_dtype);
     return launched(call);
 }
 
-extern "C" nbl_status nbl__cuda_gate(const nbl__call *call, int act, int64_t n, const float *kept_g,
-                                     const float *kept_u, float *g, float *u, float *d)
+extern "C" nbl_status nbl__cuda_gate(const nbl__call *call, int act, int64_t n, const float *saved_g,
+                                     const float *saved_u, float *g, float *u, float *d)
 {
     if (n == 0) return NBL_OK;
     unsigned blocks = blocks_for(n);
     cudaStream_t stream = stream_of(call);
     if (act == NBL_ACT_SILU)
-        gate_kernel<NBL_ACT_SILU><<<blocks, THREADS, 0, stream>>>(n, kept_g, kept_u, g, u, d);
+        gate_kernel<NBL_ACT_SILU><<<blocks, THREADS, 0, stream>>>(n, saved_g, saved_u, g, u, d);
     else if (act == NBL_ACT_GELU)
-        gate_kernel<NBL_ACT_GELU><<<blocks, THREADS, 0, stream>>>(n, kept_g, kept_u, g, u, d);
-    else gate_kernel<NBL_ACT_GELU_TANH><<<blocks, THREADS, 0, stream>>>(n, kept_g, kept_u, g, u, d);
+        gate_kernel<NBL_ACT_GELU><<<blocks, THREADS, 0, stream>>>(n, saved_g, saved_u, g, u, d);
+    else gate_kernel<NBL_ACT_GELU_TANH><<<blocks, THREADS, 0, stream>>>(n, saved_g, saved_u, g, u, d);
     return launched(call);
 }

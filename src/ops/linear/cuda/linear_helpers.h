@@ -3,13 +3,13 @@
  *
  * Matrices are row-major; an `ld` is the distance of rows in elements. All pointers are to device
  * memory. Each call is one or two launches. Limit: memory. Sums are in a fixed order. */
-#ifndef NBL_CUDA_LINEAR_HELPERS_H
-#define NBL_CUDA_LINEAR_HELPERS_H
+#ifndef NBL_LINEAR_HELPERS_H
+#define NBL_LINEAR_HELPERS_H
 
 #include "device/cuda/cuda.h"
 
 /* A matrix that is converted to another dtype and layout. */
-typedef struct nbl__move {
+typedef struct nbl__cast_copy {
     const void *from;
     nbl_dtype from_dtype, via, to_dtype; /* values are rounded to `via` first */
     int64_t rows, columns, from_ld;
@@ -21,12 +21,13 @@ typedef struct nbl__move {
     float scale; /* a factor, too; 0: 1 */
     /* One column gives two: to[., 0] is its value, to[., 1] the rounding error of that. */
     bool split;
-} nbl__move;
-enum { NBL_MAX_MOVES = 12 };
-nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *moves, int count); /* one launch */
+} nbl__cast_copy;
+enum { NBL_MAX_CAST_COPIES = 12 };
+/* one launch */
+nbl_status nbl__cuda_cast_copy(const nbl__call *call, const nbl__cast_copy *copies, int count);
 
 /* The last step of an output: y = factor∘(sums + codes·row_scales·column_scales/127²) + bias. */
-typedef struct nbl__finish {
+typedef struct nbl__epilogue {
     int64_t rows, columns;
     const float *sums;
     const int32_t *codes; /* sums of a product of int8 codes; NULL: none */
@@ -35,16 +36,16 @@ typedef struct nbl__finish {
     const void *bias;    /* [columns]; NULL: 0 */
     nbl_dtype bias_dtype, y_dtype;
     void *y; /* may be `sums` when it is f32 */
-} nbl__finish;
-nbl_status nbl__cuda_finish(const nbl__call *call, const nbl__finish *f);
+} nbl__epilogue;
+nbl_status nbl__cuda_epilogue(const nbl__call *call, const nbl__epilogue *f);
 
 /* sums[c] (+)= Σ over rows of dy[., c], or of dy[., c]·plain[., c]. `parts` is scratch of nbl__cuda_sums_parts f64. */
 int64_t nbl__cuda_sums_parts(int64_t rows, int64_t columns);
 nbl_status nbl__cuda_sums(const nbl__call *call, int64_t rows, int64_t columns, const void *dy,
                           nbl_dtype dtype, const float *plain, bool first, double *parts, double *sums);
 /* to = sums·factor, or added to it. */
-nbl_status nbl__cuda_put_sums(const nbl__call *call, int64_t columns, const double *sums, const float *factor,
-                              bool accumulate, float *to);
+nbl_status nbl__cuda_store_sums(const nbl__call *call, int64_t columns, const double *sums,
+                                const float *factor, bool accumulate, float *to);
 
 /* factor = magnitude / norm, inverse = 1 / norm; `norm` may be `inverse`. */
 nbl_status nbl__cuda_factors(const nbl__call *call, int64_t n, const nbl_tensor *magnitude, const float *norm,
@@ -54,15 +55,15 @@ nbl_status nbl__cuda_factors(const nbl__call *call, int64_t n, const nbl_tensor 
  * is not finite). */
 nbl_status nbl__cuda_outliers(const nbl__call *call, int64_t rows, int64_t columns, const void *x,
                               nbl_dtype dtype, float threshold, uint8_t *outlier);
-/* codes and scales (the largest magnitude below the threshold) of each row, and `kept`: x in
+/* codes and scales (the largest magnitude below the threshold) of each row, and `outliers`: x in
  * outlier columns, else 0. */
-nbl_status nbl__cuda_quantise_rows(const nbl__call *call, int64_t rows, int64_t columns, const void *x,
+nbl_status nbl__cuda_quantize_rows(const nbl__call *call, int64_t rows, int64_t columns, const void *x,
                                    nbl_dtype dtype, float threshold, const uint8_t *outlier, int8_t *codes,
-                                   float *scales, void *kept, nbl_dtype kept_dtype);
+                                   float *scales, void *outliers, nbl_dtype outlier_dtype);
 
 /* In place: g = act(g)·u. With d: g, u, d = d·u·act'(g), d·act(g), act(g)·u. `act` is nbl__act. If
  * kept_g and kept_u are not NULL, g and u are read from there. */
-nbl_status nbl__cuda_gate(const nbl__call *call, int act, int64_t n, const float *kept_g, const float *kept_u,
-                          float *g, float *u, float *d);
+nbl_status nbl__cuda_gate(const nbl__call *call, int act, int64_t n, const float *saved_g,
+                          const float *saved_u, float *g, float *u, float *d);
 
 #endif

@@ -22,17 +22,17 @@ constexpr int THREADS = 256;
  * sum per row of x; warps are added in their order. */
 __global__ void __launch_bounds__(THREADS) inner_kernel(const __grid_constant__ nbl__lora_decode f)
 {
-    __shared__ float warps[THREADS / 32][NBL_LORA_DECODE_ROWS];
-    float sums[NBL_LORA_DECODE_ROWS] = {};
+    __shared__ float warps[THREADS / 32][NBL_MAX_LORA_DECODE_ROWS];
+    float sums[NBL_MAX_LORA_DECODE_ROWS] = {};
     int64_t r = blockIdx.x;
     for (int64_t k = threadIdx.x; k < f.in; k += THREADS) {
         float a = load_one(f.lora_a.data, f.lora_a.dtype, r * f.in + k);
 #pragma unroll
-        for (int m = 0; m < NBL_LORA_DECODE_ROWS; m++)
+        for (int m = 0; m < NBL_MAX_LORA_DECODE_ROWS; m++)
             if (m < f.rows) sums[m] = fmaf(load_one(f.x, f.dtype, m * f.in + k), a, sums[m]);
     }
 #pragma unroll
-    for (int m = 0; m < NBL_LORA_DECODE_ROWS; m++) {
+    for (int m = 0; m < NBL_MAX_LORA_DECODE_ROWS; m++) {
         float sum = warp_sum(sums[m]);
         if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32][m] = sum;
     }
@@ -50,17 +50,17 @@ __global__ void __launch_bounds__(THREADS) outer_kernel(const __grid_constant__ 
 {
     int64_t n = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
     if (n >= f.out) return;
-    float sums[NBL_LORA_DECODE_ROWS] = {};
+    float sums[NBL_MAX_LORA_DECODE_ROWS] = {};
     for (int64_t r = 0; r < f.rank; r++) {
         float b = load_one(f.lora_b.data, f.lora_b.dtype, n * f.rank + r);
 #pragma unroll
-        for (int m = 0; m < NBL_LORA_DECODE_ROWS; m++)
+        for (int m = 0; m < NBL_MAX_LORA_DECODE_ROWS; m++)
             if (m < f.rows) sums[m] = fmaf(f.t[m * f.rank + r], b, sums[m]);
     }
     float factor = f.factor ? f.factor[n] : 1,
           bias = f.bias.data ? load_one(f.bias.data, f.bias.dtype, n) : 0;
 #pragma unroll
-    for (int m = 0; m < NBL_LORA_DECODE_ROWS; m++) {
+    for (int m = 0; m < NBL_MAX_LORA_DECODE_ROWS; m++) {
         if (m >= f.rows) continue;
         T *y = static_cast<T *>(f.y) + m * f.out + n;
         *y = from_f32<T>((to_f32(*y) + sums[m]) * factor + bias);
@@ -76,22 +76,22 @@ __global__ void __launch_bounds__(THREADS) codes_kernel(const __grid_constant__ 
     int64_t n = static_cast<int64_t>(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32;
     int lane = threadIdx.x % 32;
     if (n >= f.out) return;
-    float sums[NBL_LORA_DECODE_ROWS] = {}, scale = f.w_scales[n];
-    int code_sums[NBL_LORA_DECODE_ROWS] = {};
+    float sums[NBL_MAX_LORA_DECODE_ROWS] = {}, scale = f.w_scales[n];
+    int code_sums[NBL_MAX_LORA_DECODE_ROWS] = {};
     const int8_t *w = f.w + n * f.in;
     int width = words ? 4 : 1;
     for (int64_t k = lane * width; k < f.in; k += 32 * width) {
         if (words) {
             int four = *reinterpret_cast<const int *>(w + k);
 #pragma unroll
-            for (int m = 0; m < NBL_LORA_DECODE_ROWS; m++)
+            for (int m = 0; m < NBL_MAX_LORA_DECODE_ROWS; m++)
                 if (m < f.rows)
                     code_sums[m] = __dp4a(four, *reinterpret_cast<const int *>(f.codes + m * f.in + k),
                                           code_sums[m]);
             if (*reinterpret_cast<const int *>(f.outlier + k) == 0) continue;
         } else {
 #pragma unroll
-            for (int m = 0; m < NBL_LORA_DECODE_ROWS; m++)
+            for (int m = 0; m < NBL_MAX_LORA_DECODE_ROWS; m++)
                 if (m < f.rows) code_sums[m] += w[k] * f.codes[m * f.in + k];
         }
         for (int i = 0; i < width; i++) {
@@ -100,13 +100,13 @@ __global__ void __launch_bounds__(THREADS) codes_kernel(const __grid_constant__ 
             if (f.dtype == NBL_DTYPE_F16) value = to_f32(from_f32<__half>(value));
             else if (f.dtype == NBL_DTYPE_BF16) value = to_f32(from_f32<__nv_bfloat16>(value));
 #pragma unroll
-            for (int m = 0; m < NBL_LORA_DECODE_ROWS; m++)
+            for (int m = 0; m < NBL_MAX_LORA_DECODE_ROWS; m++)
                 if (m < f.rows)
-                    sums[m] = fmaf(load_one(f.kept, f.kept_dtype, m * f.in + k + i), value, sums[m]);
+                    sums[m] = fmaf(load_one(f.outliers, f.outlier_dtype, m * f.in + k + i), value, sums[m]);
         }
     }
 #pragma unroll
-    for (int m = 0; m < NBL_LORA_DECODE_ROWS; m++) {
+    for (int m = 0; m < NBL_MAX_LORA_DECODE_ROWS; m++) {
         if (m >= f.rows) continue;
         float sum = warp_sum(sums[m]);
         int codes = code_sums[m];

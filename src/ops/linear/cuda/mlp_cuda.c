@@ -16,9 +16,9 @@
  *                 once
  *     gemv        up to 8 rows: the layers multiply weights as they are stored; with bf16 the
  *                 values between the layers are bf16
- *     general     the layers take the general way
+ *     general     the layers take the general algorithm
  *
- * The last chunk may have few rows. Its layers take the best way that linear has for them. */
+ * The last chunk may have few rows. Its layers take the best algorithm that linear has for them. */
 #include "ops/linear/mlp.h"
 
 #include "ops/linear/cuda/lora_decode.h"
@@ -38,30 +38,30 @@ typedef struct pieces {
 /* True if values between the layers may be bf16: generation in bf16, nothing kept for backward. */
 static bool is_small_batch(const nbl__mlp *a)
 {
-    return nbl__tensor_rows(&a->gate.x) <= NBL_LORA_DECODE_ROWS && a->gate.dtype == NBL_DTYPE_BF16 &&
+    return nbl__tensor_rows(&a->gate.x) <= NBL_MAX_LORA_DECODE_ROWS && a->gate.dtype == NBL_DTYPE_BF16 &&
            !a->keep;
 }
 
 /* True if this way has bf16 between the layers. */
-static bool goes_narrow(nbl__cuda_way way, const nbl__mlp *a)
+static bool uses_small_batch(nbl__cuda_linear_algo algo, const nbl__mlp *a)
 {
-    return way != NBL_CUDA_GENERAL && is_small_batch(a);
+    return algo != NBL_CUDA_LINEAR_ALGO_GENERAL && is_small_batch(a);
 }
 
 /* Lays out the pieces of a call. norms: for DoRA layers whose norm is not an argument. */
-static pieces layout(nbl__cuda_way way, const nbl__mlp *a, bool backward, uint8_t *base)
+static pieces layout(nbl__cuda_linear_algo algo, const nbl__mlp *a, bool backward, uint8_t *base)
 {
     const nbl__linear *parts[NBL_MLP_PARTS] = {&a->gate, &a->up, &a->down};
     int64_t values = nbl__min_i64(NBL_MLP_CHUNK, nbl__tensor_rows(&a->gate.x)) * a->gate.w.shape[0];
-    nbl__cut cut = {base, 0};
-    pieces p = {.between = !backward && goes_narrow(way, a) ? NBL_DTYPE_BF16 : NBL_DTYPE_F32};
-    NBL_CUT(&cut, p.g, values);
-    NBL_CUT(&cut, p.u, backward || !a->keep ? values : 0);
-    NBL_CUT(&cut, p.d, backward ? values : 0);
+    nbl__bump bump = {base, 0};
+    pieces p = {.between = !backward && uses_small_batch(algo, a) ? NBL_DTYPE_BF16 : NBL_DTYPE_F32};
+    NBL_BUMP_ALLOC(&bump, p.g, values);
+    NBL_BUMP_ALLOC(&bump, p.u, backward || !a->keep ? values : 0);
+    NBL_BUMP_ALLOC(&bump, p.d, backward ? values : 0);
     for (int i = 0; i < NBL_MLP_PARTS; i++)
-        if (nbl__given(&parts[i]->magnitude) && !nbl__given(&parts[i]->norm))
-            NBL_CUT(&cut, p.norms[i], parts[i]->w.shape[0]);
-    p.used = cut.used;
+        if (nbl__has_data(&parts[i]->magnitude) && !nbl__has_data(&parts[i]->norm))
+            NBL_BUMP_ALLOC(&bump, p.norms[i], parts[i]->w.shape[0]);
+    p.used = bump.used;
     return p;
 }
 
@@ -96,22 +96,22 @@ static size_t largest(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Max scratch of the layers of a chunk, by the general way or gemv. */
+/* Max scratch of the layers of a chunk, by the general algorithm or gemv. */
 static size_t of_layers(const nbl__cuda *cuda, const nbl__linear *parts, bool backward)
 {
     const nbl__linear *down = &parts[NBL_MLP_DOWN];
-    size_t max = largest(nbl__cuda_linear_scratch(cuda, NBL_CUDA_GENERAL, parts, 2),
-                         nbl__cuda_linear_scratch(cuda, NBL_CUDA_GENERAL, down, 1));
+    size_t max = largest(nbl__cuda_linear_scratch(cuda, NBL_CUDA_LINEAR_ALGO_GENERAL, parts, 2),
+                         nbl__cuda_linear_scratch(cuda, NBL_CUDA_LINEAR_ALGO_GENERAL, down, 1));
     if (!backward) return max;
-    max = largest(max, nbl__cuda_linear_backward_scratch(cuda, NBL_CUDA_GENERAL, parts, 2));
-    return largest(max, nbl__cuda_linear_backward_scratch(cuda, NBL_CUDA_GENERAL, down, 1));
+    max = largest(max, nbl__cuda_linear_backward_scratch(cuda, NBL_CUDA_LINEAR_ALGO_GENERAL, parts, 2));
+    return largest(max, nbl__cuda_linear_backward_scratch(cuda, NBL_CUDA_LINEAR_ALGO_GENERAL, down, 1));
 }
 
-static size_t scratch_of(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a, bool backward)
+static size_t scratch_of(const nbl__cuda *cuda, nbl__cuda_linear_algo algo, const nbl__mlp *a, bool backward)
 {
     enum { STAND_IN = 64 }; /* an address that is not NULL; nothing is read */
     nbl__linear parts[NBL_MLP_PARTS];
-    pieces p = layout(way, a, backward, (uint8_t *)(uintptr_t)STAND_IN);
+    pieces p = layout(algo, a, backward, (uint8_t *)(uintptr_t)STAND_IN);
     parts_of(a, 0, &p, p.g, parts);
     size_t max = of_layers(cuda, parts, backward);
     /* the last chunk is shorter and may go another way */
@@ -124,16 +124,16 @@ static size_t scratch_of(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__ml
 }
 
 /* A plan for many rows may run with few, which take another way. */
-size_t nbl__cuda_mlp_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a)
+size_t nbl__cuda_mlp_scratch(const nbl__cuda *cuda, nbl__cuda_linear_algo algo, const nbl__mlp *a)
 {
     nbl__mlp small = *a;
-    size_t max = scratch_of(cuda, way, a, false);
-    if (nbl__tensor_rows(&a->gate.x) <= NBL_LORA_DECODE_ROWS) return max;
+    size_t max = scratch_of(cuda, algo, a, false);
+    if (nbl__tensor_rows(&a->gate.x) <= NBL_MAX_LORA_DECODE_ROWS) return max;
     small.gate.x.rank = small.down.y.rank = 2;
-    small.gate.x.shape[0] = small.down.y.shape[0] = NBL_LORA_DECODE_ROWS;
+    small.gate.x.shape[0] = small.down.y.shape[0] = NBL_MAX_LORA_DECODE_ROWS;
     small.gate.x.shape[1] = a->gate.w.shape[1];
     small.down.y.shape[1] = a->down.w.shape[0];
-    return largest(max, scratch_of(cuda, NBL_CUDA_GEMV, &small, false));
+    return largest(max, scratch_of(cuda, NBL_CUDA_LINEAR_ALGO_GEMV, &small, false));
 }
 
 /* Computes the DoRA norms that are not arguments, once per call. */
@@ -147,7 +147,7 @@ static nbl_status make_norms(const nbl__call *call, const nbl__mlp *a, const pie
 }
 
 /* The rows of a saved tensor that belong to the chunk. */
-static float *kept_rows(const nbl_tensor *saved, int64_t chunk)
+static float *saved_rows(const nbl_tensor *saved, int64_t chunk)
 {
     return (float *)saved->data + chunk * NBL_MLP_CHUNK * nbl__last(saved);
 }
@@ -156,9 +156,9 @@ static float *kept_rows(const nbl_tensor *saved, int64_t chunk)
 static nbl_status gate(const nbl__call *call, const nbl__mlp *a, int64_t chunk, const pieces *p,
                        const nbl_tensor *y, bool backward)
 {
-    const float *kept_g = a->keep ? kept_rows(&a->gate_out, chunk) : NULL;
-    const float *kept_u = a->keep ? kept_rows(&a->up_out, chunk) : NULL;
-    return nbl__cuda_gate(call, a->act, nbl__tensor_elements(y), kept_g, kept_u, p->g, p->u,
+    const float *saved_g = a->keep ? saved_rows(&a->gate_out, chunk) : NULL;
+    const float *saved_u = a->keep ? saved_rows(&a->up_out, chunk) : NULL;
+    return nbl__cuda_gate(call, a->act, nbl__tensor_elements(y), saved_g, saved_u, p->g, p->u,
                           backward ? p->d : NULL);
 }
 
@@ -168,30 +168,30 @@ bool nbl__cuda_mlp_at_once(const nbl__mlp *a, nbl__gemv_one *one)
     *one = (nbl__gemv_one){.dtype = a->gate.dtype, .x = a->gate.x.data, .count = 2, .act = a->act};
     if (a->gate.dequantized || nbl__tensor_rows(&a->gate.x) != 1 || !is_small_batch(a)) return false;
     for (int i = 0; i < 2; i++) {
-        if (nbl__linear_rank(parts[i]) > 0 || nbl__given(&parts[i]->magnitude)) return false;
+        if (nbl__linear_rank(parts[i]) > 0 || nbl__has_data(&parts[i]->magnitude)) return false;
         one->parts[i] = (nbl__gemv_part){.weight = &parts[i]->w, .bias = parts[i]->bias};
     }
     return nbl__cuda_gemv_one_takes(one);
 }
 
 /* Runs layers by the way of the call. A later chunk may have fewer rows, so it asks for its own
- * best way. */
-static nbl_status run_layers(const nbl__call *call, nbl__cuda_way way, int64_t chunk,
+ * best algorithm. */
+static nbl_status run_layers(const nbl__call *call, nbl__cuda_linear_algo algo, int64_t chunk,
                              const nbl__linear *members, int count)
 {
-    if (way != NBL_CUDA_GENERAL || chunk > 0)
-        way = nbl__cuda_linear_best(nbl__call_cuda(call), members, count);
-    return nbl__cuda_linear_run(call, way, members, count);
+    if (algo != NBL_CUDA_LINEAR_ALGO_GENERAL || chunk > 0)
+        algo = nbl__cuda_linear_best(nbl__call_cuda(call), members, count);
+    return nbl__cuda_linear_run(call, algo, members, count);
 }
 
 /* Up to 8 rows: one chunk, with bf16 between the layers. */
-static nbl_status run_small_batch(const nbl__call *call, nbl__cuda_way way, const nbl__mlp *a,
+static nbl_status run_small_batch(const nbl__call *call, nbl__cuda_linear_algo algo, const nbl__mlp *a,
                                   const nbl_rmsnorm *norm, const pieces *p, nbl__call *inner)
 {
     nbl__linear parts[NBL_MLP_PARTS];
     nbl__gemv_one one;
     parts_of(a, 0, p, p->g, parts);
-    if (way == NBL_CUDA_GEMV_SM90) {
+    if (algo == NBL_CUDA_LINEAR_ALGO_GEMV_SM90) {
         nbl__cuda_mlp_at_once(a, &one);
         one.norm = norm;
         one.parts[0].y = p->g;
@@ -202,29 +202,29 @@ static nbl_status run_small_batch(const nbl__call *call, nbl__cuda_way way, cons
                             .gate = parts[NBL_MLP_GATE].y,
                             .up = parts[NBL_MLP_UP].y,
                             .h = parts[NBL_MLP_DOWN].x};
-        NBL_TRY(run_layers(inner, way, 0, parts, 2));
+        NBL_TRY(run_layers(inner, algo, 0, parts, 2));
         NBL_TRY(nbl__gated_cuda.run(call, &gated));
     }
-    return run_layers(inner, way, 0, &parts[NBL_MLP_DOWN], 1);
+    return run_layers(inner, algo, 0, &parts[NBL_MLP_DOWN], 1);
 }
 
-nbl_status nbl__cuda_mlp_run(const nbl__call *call, nbl__cuda_way way, const nbl__mlp *a,
+nbl_status nbl__cuda_mlp_run(const nbl__call *call, nbl__cuda_linear_algo algo, const nbl__mlp *a,
                              const nbl_rmsnorm *norm)
 {
-    pieces p = layout(way, a, false, call->scratch);
+    pieces p = layout(algo, a, false, call->scratch);
     nbl__call inner = *call;
     inner.scratch += p.used;
     inner.scratch_bytes -= p.used;
     NBL_TRY(make_norms(call, a, &p));
-    if (goes_narrow(way, a)) return run_small_batch(call, way, a, norm, &p, &inner);
+    if (uses_small_batch(algo, a)) return run_small_batch(call, algo, a, norm, &p, &inner);
     for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
         nbl__linear parts[NBL_MLP_PARTS];
         parts_of(a, chunk, &p, p.g, parts);
-        if (a->keep) parts[NBL_MLP_GATE].y.data = kept_rows(&a->gate_out, chunk);
-        if (a->keep) parts[NBL_MLP_UP].y.data = kept_rows(&a->up_out, chunk);
-        NBL_TRY(run_layers(&inner, way, chunk, parts, 2));
+        if (a->keep) parts[NBL_MLP_GATE].y.data = saved_rows(&a->gate_out, chunk);
+        if (a->keep) parts[NBL_MLP_UP].y.data = saved_rows(&a->up_out, chunk);
+        NBL_TRY(run_layers(&inner, algo, chunk, parts, 2));
         NBL_TRY(gate(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, false));
-        NBL_TRY(run_layers(&inner, way, chunk, &parts[NBL_MLP_DOWN], 1));
+        NBL_TRY(run_layers(&inner, algo, chunk, &parts[NBL_MLP_DOWN], 1));
     }
     return NBL_OK;
 }
@@ -237,9 +237,9 @@ static nbl__linear only_dx(nbl__linear a)
 }
 
 /* down runs twice: first for dx = d, then, with h in d, for the gradients of its parameters. */
-static nbl_status backward_run(const nbl__call *call, nbl__cuda_way way, const nbl__mlp *a)
+static nbl_status backward_run(const nbl__call *call, nbl__cuda_linear_algo algo, const nbl__mlp *a)
 {
-    pieces p = layout(way, a, true, call->scratch);
+    pieces p = layout(algo, a, true, call->scratch);
     nbl__call inner = *call;
     inner.scratch += p.used;
     inner.scratch_bytes -= p.used;
@@ -247,70 +247,71 @@ static nbl_status backward_run(const nbl__call *call, nbl__cuda_way way, const n
     for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
         nbl__linear parts[NBL_MLP_PARTS];
         parts_of(a, chunk, &p, p.d, parts);
-        if (!a->keep) NBL_TRY(run_layers(&inner, way, chunk, parts, 2));
+        if (!a->keep) NBL_TRY(run_layers(&inner, algo, chunk, parts, 2));
         nbl__linear down = only_dx(parts[NBL_MLP_DOWN]);
-        NBL_TRY(nbl__cuda_linear_backward_run(&inner, NBL_CUDA_GENERAL, &down, 1));
+        NBL_TRY(nbl__cuda_linear_backward_run(&inner, NBL_CUDA_LINEAR_ALGO_GENERAL, &down, 1));
         NBL_TRY(gate(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, true));
         parts[NBL_MLP_DOWN].dx.data = NULL;
-        NBL_TRY(nbl__cuda_linear_backward_run(&inner, NBL_CUDA_GENERAL, &parts[NBL_MLP_DOWN], 1));
-        NBL_TRY(nbl__cuda_linear_backward_run(&inner, NBL_CUDA_GENERAL, parts, 2));
+        NBL_TRY(nbl__cuda_linear_backward_run(&inner, NBL_CUDA_LINEAR_ALGO_GENERAL, &parts[NBL_MLP_DOWN], 1));
+        NBL_TRY(nbl__cuda_linear_backward_run(&inner, NBL_CUDA_LINEAR_ALGO_GENERAL, parts, 2));
     }
     return NBL_OK;
 }
 
 /* ---- rows ---- */
 
-/* True if a gemv way takes one of the layers. */
+/* True if a gemv algorithm takes one of the layers. */
 static bool has_gemv(const nbl__cuda *cuda, const nbl__linear *members, int count)
 {
-    return nbl__cuda_linear_can(cuda, NBL_CUDA_GEMV_SM90, members, count) == NULL ||
-           nbl__cuda_linear_can(cuda, NBL_CUDA_GEMV, members, count) == NULL;
+    return nbl__cuda_linear_can(cuda, NBL_CUDA_LINEAR_ALGO_GEMV_SM90, members, count) == NULL ||
+           nbl__cuda_linear_can(cuda, NBL_CUDA_LINEAR_ALGO_GEMV, members, count) == NULL;
 }
 
-static const char *gemv_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a, bool backward)
+static const char *gemv_can(const nbl__cuda *cuda, nbl__cuda_linear_algo algo, const nbl__mlp *a,
+                            bool backward)
 {
     enum { STAND_IN = 64 };
     nbl__linear parts[NBL_MLP_PARTS];
-    if (nbl__tensor_rows(&a->gate.x) > NBL_LORA_DECODE_ROWS) return "more than 8 rows";
+    if (nbl__tensor_rows(&a->gate.x) > NBL_MAX_LORA_DECODE_ROWS) return "more than 8 rows";
     if (backward && a->keep) return "no output of a layer is needed again";
-    pieces p = layout(way, a, backward, (uint8_t *)(uintptr_t)STAND_IN);
+    pieces p = layout(algo, a, backward, (uint8_t *)(uintptr_t)STAND_IN);
     parts_of(a, 0, &p, backward ? p.d : p.g, parts);
     bool gemv = has_gemv(cuda, parts, 2) || (!backward && has_gemv(cuda, &parts[NBL_MLP_DOWN], 1));
     return gemv || (!backward && is_small_batch(a)) ? NULL : "no layer multiplies its weight as it is stored";
 }
 
-const char *nbl__cuda_mlp_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a)
+const char *nbl__cuda_mlp_can(const nbl__cuda *cuda, nbl__cuda_linear_algo algo, const nbl__mlp *a)
 {
     nbl__gemv_one one;
-    if (way == NBL_CUDA_GENERAL) return NULL;
-    if (way == NBL_CUDA_GEMV) return gemv_can(cuda, way, a, false);
+    if (algo == NBL_CUDA_LINEAR_ALGO_GENERAL) return NULL;
+    if (algo == NBL_CUDA_LINEAR_ALGO_GEMV) return gemv_can(cuda, algo, a, false);
     if (cuda->major != 9) return "needs compute capability 9.0";
     return nbl__cuda_mlp_at_once(a, &one) ? NULL : "not one row of 4-bit weights of one kind, aligned";
 }
 
-static size_t forward_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a)
+static size_t forward_scratch(const nbl__cuda *cuda, nbl__cuda_linear_algo algo, const nbl__mlp *a)
 {
-    return nbl__cuda_mlp_scratch(cuda, way, a);
+    return nbl__cuda_mlp_scratch(cuda, algo, a);
 }
 
-static nbl_status forward_run(const nbl__call *call, nbl__cuda_way way, const nbl__mlp *a)
+static nbl_status forward_run(const nbl__call *call, nbl__cuda_linear_algo algo, const nbl__mlp *a)
 {
-    return nbl__cuda_mlp_run(call, way, a, NULL);
+    return nbl__cuda_mlp_run(call, algo, a, NULL);
 }
 
-static const char *backward_can(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a)
+static const char *backward_can(const nbl__cuda *cuda, nbl__cuda_linear_algo algo, const nbl__mlp *a)
 {
-    return way == NBL_CUDA_GEMV ? gemv_can(cuda, way, a, true) : NULL;
+    return algo == NBL_CUDA_LINEAR_ALGO_GEMV ? gemv_can(cuda, algo, a, true) : NULL;
 }
 
-static size_t backward_scratch(const nbl__cuda *cuda, nbl__cuda_way way, const nbl__mlp *a)
+static size_t backward_scratch(const nbl__cuda *cuda, nbl__cuda_linear_algo algo, const nbl__mlp *a)
 {
-    return scratch_of(cuda, way, a, true);
+    return scratch_of(cuda, algo, a, true);
 }
 
 #define forward_can nbl__cuda_mlp_can
-NBL_CUDA_LINEAR_ROW(mlp, forward, gemv_sm90, NBL_CUDA_GEMV_SM90)
-NBL_CUDA_LINEAR_ROW(mlp, forward, gemv, NBL_CUDA_GEMV)
-NBL_CUDA_LINEAR_ROW(mlp, forward, general, NBL_CUDA_GENERAL)
-NBL_CUDA_LINEAR_ROW(mlp_backward, backward, gemv, NBL_CUDA_GEMV)
-NBL_CUDA_LINEAR_ROW(mlp_backward, backward, general, NBL_CUDA_GENERAL)
+NBL_CUDA_LINEAR_ROW(mlp, forward, gemv_sm90, NBL_CUDA_LINEAR_ALGO_GEMV_SM90)
+NBL_CUDA_LINEAR_ROW(mlp, forward, gemv, NBL_CUDA_LINEAR_ALGO_GEMV)
+NBL_CUDA_LINEAR_ROW(mlp, forward, general, NBL_CUDA_LINEAR_ALGO_GENERAL)
+NBL_CUDA_LINEAR_ROW(mlp_backward, backward, gemv, NBL_CUDA_LINEAR_ALGO_GEMV)
+NBL_CUDA_LINEAR_ROW(mlp_backward, backward, general, NBL_CUDA_LINEAR_ALGO_GENERAL)

@@ -1,7 +1,7 @@
 /* norm_linear_cuda.c - the rows of norm_linear_group and norm_mlp on the device.
  *
- *     gemv_sm90   one row: the norm runs in the launch of the layers (gemv_row_sm90.cu)
- *     apart       the norm, then the layers by the best way that they have
+ *     gemv_sm90   one row: the norm runs in the launch of the layers (gemv_one_sm90.cu)
+ *     apart       the norm, then the layers by the best algorithm that they have
  *
  * Both measure the scratch of `apart`. */
 #include "ops/linear/norm_linear.h"
@@ -30,8 +30,8 @@ static bool layers_at_once(const nbl__linear *members, int count, nbl__gemv_one 
         return false;
     for (int i = 0; i < count; i++) {
         const nbl__linear *a = &members[i];
-        if (nbl__linear_rank(a) > 0 || nbl__given(&a->magnitude) || a->y.dtype != a->dtype ||
-            !nbl__given(&a->y))
+        if (nbl__linear_rank(a) > 0 || nbl__has_data(&a->magnitude) || a->y.dtype != a->dtype ||
+            !nbl__has_data(&a->y))
             return false;
         one->parts[i] = (nbl__gemv_part){.weight = &a->w, .bias = a->bias, .y = a->y.data};
     }
@@ -57,7 +57,7 @@ static const char *group_can(const nbl_context *ctx, const void *arguments)
     return group_at_once(arguments, &one);
 }
 
-/* Scratch of the layers by their best way; the norm needs none. */
+/* Scratch of the layers by their best algorithm; the norm needs none. */
 static size_t group_scratch(const nbl_context *ctx, const void *arguments)
 {
     const nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -95,25 +95,26 @@ const nbl__impl nbl__norm_linear_group_cuda_apart = {"norm_linear_group_cuda_apa
 
 /* ---- norm_mlp ---- */
 
-/* gate and up of one row with the norm in one launch; down follows by its best way. */
+/* gate and up of one row with the norm in one launch; down follows by its best algorithm. */
 static const char *mlp_can(const nbl_context *ctx, const void *arguments)
 {
     const nbl__norm_mlp *a = arguments;
     nbl__mlp layers = nbl__norm_mlp_layers(a);
     nbl__gemv_one one;
-    const char *why = nbl__cuda_mlp_can(nbl__cuda_of(ctx), NBL_CUDA_GEMV_SM90, &layers);
+    const char *why = nbl__cuda_mlp_can(nbl__cuda_of(ctx), NBL_CUDA_LINEAR_ALGO_GEMV_SM90, &layers);
     if (why) return why;
     nbl__cuda_mlp_at_once(&layers, &one);
     return joins(&one, &a->norm);
 }
 
-/* The first way of mlp that takes the layers. The last one takes everything. */
-static nbl__cuda_way best(const nbl__cuda *cuda, const nbl__mlp *layers)
+/* The first algorithm of mlp that takes the layers. The last one takes everything. */
+static nbl__cuda_linear_algo best(const nbl__cuda *cuda, const nbl__mlp *layers)
 {
-    static const nbl__cuda_way ways[] = {NBL_CUDA_GEMV_SM90, NBL_CUDA_GEMV, NBL_CUDA_GENERAL};
+    static const nbl__cuda_linear_algo algos[] = {NBL_CUDA_LINEAR_ALGO_GEMV_SM90, NBL_CUDA_LINEAR_ALGO_GEMV,
+                                                  NBL_CUDA_LINEAR_ALGO_GENERAL};
     int i = 0;
-    while (nbl__cuda_mlp_can(cuda, ways[i], layers)) i++;
-    return ways[i];
+    while (nbl__cuda_mlp_can(cuda, algos[i], layers)) i++;
+    return algos[i];
 }
 
 static size_t mlp_scratch(const nbl_context *ctx, const void *arguments)
@@ -127,7 +128,7 @@ static nbl_status run_mlp_at_once(const nbl__call *call, const void *arguments)
 {
     const nbl__norm_mlp *a = arguments;
     nbl__mlp layers = nbl__norm_mlp_layers(a);
-    return nbl__cuda_mlp_run(call, NBL_CUDA_GEMV_SM90, &layers, &a->norm);
+    return nbl__cuda_mlp_run(call, NBL_CUDA_LINEAR_ALGO_GEMV_SM90, &layers, &a->norm);
 }
 
 static nbl_status run_mlp_apart(const nbl__call *call, const void *arguments)

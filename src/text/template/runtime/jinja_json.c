@@ -91,7 +91,7 @@ static nbl_status write_string(tpl_vm *vm, nbl__json_writer *w, const tpl_string
 }
 
 /* Spells null, a bool or a number of at most 64 bits. */
-static void spell(tpl_value v, char text[40])
+static void print_value(tpl_value v, char text[40])
 {
     if (v.type == TPL_NONE) snprintf(text, 40, "null");
     else if (v.type == TPL_BOOL) snprintf(text, 40, v.integer ? "true" : "false");
@@ -112,7 +112,7 @@ static nbl_status write_key(tpl_vm *vm, nbl__json_writer *w, tpl_value key)
     case TPL_NONE:
     case TPL_BOOL:
     case TPL_INT:
-    case TPL_FLOAT: spell(key, text); return nbl__json_key(w, text, strlen(text));
+    case TPL_FLOAT: print_value(key, text); return nbl__json_key(w, text, strlen(text));
     default:
         return nbl__tpl_raise(vm, "TypeError: keys must be str, int, float, bool or None, not %s",
                               nbl__tpl_type_name(key));
@@ -160,7 +160,7 @@ static nbl_status write_value(tpl_vm *vm, nbl__json_writer *w, tpl_value v, bool
     case TPL_NONE:
     case TPL_BOOL:
     case TPL_INT:
-    case TPL_FLOAT: spell(v, text); return nbl__json_word(w, text);
+    case TPL_FLOAT: print_value(v, text); return nbl__json_word(w, text);
     case TPL_BIG: return w->add(w->to, v.string->bytes, v.string->size);
     case TPL_STRING: return write_string(vm, w, v.string);
     case TPL_LIST:

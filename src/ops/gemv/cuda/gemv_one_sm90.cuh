@@ -1,7 +1,7 @@
-/* gemv_row_sm90.cuh - the operands of gemv_row_sm90.cu: the kernel's argument, the layout of shared memory, a warp's copies
- * of codes and scales, and its part of x. Internal to the CUDA kernels. */
-#ifndef NBL_CUDA_GEMV_ONE_CUH
-#define NBL_CUDA_GEMV_ONE_CUH
+/* gemv_one_sm90.cuh - the operands of gemv_one_sm90.cu: the kernel's argument, the layout of shared memory, a warp's
+ * copies of codes and scales, and its part of x. Internal to the CUDA kernels. */
+#ifndef NBL_GEMV_ONE_SM90_CUH
+#define NBL_GEMV_ONE_SM90_CUH
 
 #include "ops/common/dependent_launch.cuh"
 #include "ops/gemv/cuda/gemv_ring.cuh"
@@ -13,7 +13,7 @@ namespace nbl_cuda
 /* RING: slots of a warp's ring. SHARERS: blocks that may share a tile. SUM_SLOTS: tiles whose sums
  * may be pending. */
 constexpr int RING = 3, MAX = NBL_MAX_GEMV_ONE, STEP_COLUMNS = 256, SHARERS = 2, SUM_SLOTS = 4;
-constexpr int KEPT = 4; /* steps of a warp: their x fits in shared memory */
+constexpr int SHARED_STEPS = 4; /* steps of a warp: their x fits in shared memory */
 
 /* One of the weights of a launch. Its tiles end before end_tile; they start where the previous ones
  * end. */
@@ -62,7 +62,7 @@ template <bool NESTED> struct one_layout {
     static constexpr int BARRIERS = ALL_SUMS + SUM_SLOTS * SHARERS * EIGHT * ROWS * 4;
     static constexpr int SQUARES = BARRIERS + (2 * SUM_SLOTS + 1) * 8; /* the norm's sums, by warp */
     static constexpr int BYTES = SQUARES + SHARERS * EIGHT * 4;
-    static_assert(RING == 3 && KEPT * 4 == ROWS, "the third slot and x share their lines");
+    static_assert(RING == 3 && SHARED_STEPS * 4 == ROWS, "the third slot and x share their lines");
     static __device__ uint32_t slot_at(int slot)
     {
         return LINE + slot * (X / 2);
@@ -70,7 +70,7 @@ template <bool NESTED> struct one_layout {
     /* Address of 8 columns of a granule of a warp's part of x. Swizzled: lanes that read together use different banks. */
     static __device__ uint8_t *x_at(uint8_t *shared, int warp, int granule, int piece)
     {
-        return shared + X + (warp * KEPT * 4 + granule) * PITCH + (piece ^ (granule & 1)) * 16;
+        return shared + X + (warp * SHARED_STEPS * 4 + granule) * PITCH + (piece ^ (granule & 1)) * 16;
     }
 };
 
@@ -155,34 +155,34 @@ template <bool NESTED> struct one_loader {
             uint8_t *target = to + in::slot_at(slot), *scales_slot = scales_to + slot * in::SCALE_BYTES;
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                copy_16_later(target + i * 4 * in::PITCH,
-                              source[i / 2] + static_cast<size_t>(i % 2) * four_rows);
+                cp_async_16(target + i * 4 * in::PITCH,
+                            source[i / 2] + static_cast<size_t>(i % 2) * four_rows);
             if constexpr (NESTED) {
                 const void *from = lane < 16 ? static_cast<const void *>(scales + granule)
                                              : factors + (granule >> shift);
-                copy_4_later(scales_slot, from);
+                cp_async_4(scales_slot, from);
             } else if (lane < 16) {
-                copy_16_later(scales_slot, scales + static_cast<size_t>(granule) * 4);
+                cp_async_16(scales_slot, scales + static_cast<size_t>(granule) * 4);
             }
             source[0] += LINE, source[1] += LINE, granule += 4;
             if (++step == end_step) next_tile(j, groups, lane);
         }
-        close_copies();
+        cp_async_commit();
     }
 };
 
 /* ---- x ---- */
 
-constexpr int HELD = 2; /* steps of a warp: a norm keeps their x in registers */
+constexpr int REGISTER_STEPS = 2; /* steps of a warp: a norm keeps their x in registers */
 
 /* A lane's columns of each step, as the norm computes them. All threads of the cluster take part. */
 template <typename T> struct one_row {
-    uint4 at[HELD][2];
+    uint4 at[REGISTER_STEPS][2];
 
     __device__ void load(const void *x, int first, int count)
     {
 #pragma unroll
-        for (int i = 0; i < HELD; i++)
+        for (int i = 0; i < REGISTER_STEPS; i++)
 #pragma unroll
             for (int p = 0; p < 2; p++)
                 at[i][p] = i < count
@@ -194,21 +194,21 @@ template <typename T> struct one_row {
      * blocks of the cluster; `barrier` completes when all sums are there. The sums are added in the
      * order of the workers, so every block gets the same bits. `counts`: this lane's columns are
      * not a copy of another lane's. `writes`: this lane stores the results. */
-    __device__ void normalise(const one_job &j, float *squares, uint64_t *barrier, int first, int count,
+    __device__ void normalize(const one_job &j, float *squares, uint64_t *barrier, int first, int count,
                               int worker, int workers, bool counts, bool writes)
     {
         const one_norm &norm = j.norm;
         float mine = 0;
-        uint4 residual[HELD][2];
+        uint4 residual[REGISTER_STEPS][2];
 #pragma unroll
-        for (int i = 0; i < HELD; i++)
+        for (int i = 0; i < REGISTER_STEPS; i++)
 #pragma unroll
             for (int p = 0; p < 2; p++)
                 if (norm.residual && i < count)
                     residual[i][p] = read_written(static_cast<const T *>(norm.residual) + first +
                                                   i * STEP_COLUMNS + p * 8);
 #pragma unroll
-        for (int i = 0; i < HELD; i++)
+        for (int i = 0; i < REGISTER_STEPS; i++)
 #pragma unroll
             for (int p = 0; p < 2; p++) {
                 float h[8], more[8];
@@ -237,7 +237,7 @@ template <typename T> struct one_row {
         for (int w = 0; w < SHARERS * WARPS; w++) sum += w < workers ? squares[w] : 0;
         float scale = 1 / sqrtf(sum / static_cast<float>(j.columns) + norm.eps);
 #pragma unroll
-        for (int i = 0; i < HELD; i++)
+        for (int i = 0; i < REGISTER_STEPS; i++)
 #pragma unroll
             for (int p = 0; p < 2; p++) {
                 int64_t column = first + i * STEP_COLUMNS + p * 8;

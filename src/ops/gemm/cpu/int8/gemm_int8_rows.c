@@ -1,4 +1,4 @@
-/* gemm_int8_rows.c - LLM.int8's activations: quantises rows and finds outlier columns. See
+/* gemm_int8_rows.c - LLM.int8's activations: quantizes rows and finds outlier columns. See
  * gemm_int8.h.
  *
  * The definition rounds x · 127 / largest once. Vectors compute x · (127 / largest) in f32, with
@@ -6,7 +6,7 @@
  * 16 values of its vector are computed in f64.
  *
  * Bytes per value: 2 or 4 read twice (largest, codes), 1 written. Limit: memory. */
-#include "ops/gemv/cpu/gemm_int8.h"
+#include "ops/gemm/cpu/int8/gemm_int8.h"
 
 #include <math.h>
 

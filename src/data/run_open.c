@@ -1,5 +1,5 @@
-/* run.c - opens and closes nbl_run, the public handle of a configuration and what is opened for
- * it. See run.h. */
+/* run_open.c - opens and closes nbl_run, the public handle of a configuration and what is opened
+ * for it. See run.h. */
 #include "run/run.h"
 
 #include "data/data.h"

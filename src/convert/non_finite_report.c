@@ -1,5 +1,5 @@
-/* finite.c - reports the NaN and infinities of a tensor in a conversion: an error, or a warning if
- * they are allowed. See convert.h. */
+/* non_finite_report.c - reports the NaN and infinities of a tensor in a conversion: an error, or a
+ * warning if they are allowed. See convert.h. */
 #include "convert/convert.h"
 
 nbl_status nbl__non_finite_report(nbl__conversion *v, const char *name, nbl__non_finite *found,

@@ -1,10 +1,10 @@
-/* gemm_finish.c - see gemm_finish.h.
+/* gemm_epilogue.c - see gemm_epilogue.h.
  *
  *   for each row of the tile:   load C (accumulate), factor, add, bias, round, store
  *
  * Bytes: the tile is read once, C is written once, and read once with accumulate. Limit: the
  * caches' bandwidth. */
-#include "ops/gemm/cpu/gemm_finish.h"
+#include "ops/gemm/cpu/gemm_epilogue.h"
 
 #include "ops/linear/cpu/dropout.h"
 
@@ -48,8 +48,8 @@ static void finish_values(nbl_isa isa, float *values, const float *factor, const
 }
 
 /* Writes C transposed. C is narrow here: as wide as the rank of an adapter. */
-static void finish_flipped(const nbl__product *p, int64_t row, int64_t rows, int64_t n_begin, int64_t n_end,
-                           const float *tile, int64_t stride)
+static void store_transposed(const nbl__gemm_product *p, int64_t row, int64_t rows, int64_t n_begin,
+                             int64_t n_end, const float *tile, int64_t stride)
 {
     for (int64_t n = n_begin; n < n_end; n++, tile++) {
         float *c = (float *)p->c + n * p->stride + row;
@@ -57,11 +57,11 @@ static void finish_flipped(const nbl__product *p, int64_t row, int64_t rows, int
     }
 }
 
-void nbl__gemm_finish(nbl_isa isa, const nbl__product *p, int64_t row, int64_t rows, int64_t n_begin,
-                      int64_t n_end, float *tile, int64_t stride, float *line)
+void nbl__gemm_epilogue(nbl_isa isa, const nbl__gemm_product *p, int64_t row, int64_t rows, int64_t n_begin,
+                        int64_t n_end, float *tile, int64_t stride, float *line)
 {
-    if (p->flipped) {
-        finish_flipped(p, row, rows, n_begin, n_end, tile, stride);
+    if (p->c_transposed) {
+        store_transposed(p, row, rows, n_begin, n_end, tile, stride);
         return;
     }
     int64_t n = n_end - n_begin;
@@ -83,8 +83,8 @@ void nbl__gemm_finish(nbl_isa isa, const nbl__product *p, int64_t row, int64_t r
     }
 }
 
-void nbl__gemm_join(nbl_isa isa, const nbl__product *p, const nbl__term *term, int64_t row, int64_t rows,
-                    int64_t n_begin, int64_t n_end, float *part, float *tile, int64_t stride)
+void nbl__gemm_join(nbl_isa isa, const nbl__gemm_product *p, const nbl__gemm_term *term, int64_t row,
+                    int64_t rows, int64_t n_begin, int64_t n_end, float *part, float *tile, int64_t stride)
 {
     for (int64_t r = row; r < row + rows; r++, part += stride, tile += stride) {
         nbl__drop_f32(isa, term->seed, term->dropout, term->drop_first + r * p->n + n_begin, n_end - n_begin,

@@ -13,10 +13,10 @@
  *   i16    [k / 2][16][2]
  *   i8     [2][k / 4][16][4]
  *
- * Bytes: a panel of W stays in the second cache while all rows of a block pass. Limit: the
+ * Bytes: a panel of W stays in the L2 cache while all rows of a block pass. Limit: the
  * multipliers. */
 #include "ops/common/amx_tiles.h"
-#include "ops/gemv/cpu/gemm_int8_kernels.h"
+#include "ops/gemm/cpu/int8/gemm_int8_kernels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

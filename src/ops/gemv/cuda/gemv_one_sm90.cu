@@ -1,4 +1,4 @@
-/* gemv_row_sm90.cu - one row of x times 4-bit weights that share it: see gemv_cuda.h. Most of the time of generation.
+/* gemv_one_sm90.cu - one row of x times 4-bit weights that share it: see gemv_cuda.h. Most of the time of generation.
  *
  * Codes come through a ring in shared memory and a table of pairs, as in gemv.cu. The differences use that x has one row,
  * and shorten a chain of short kernels:
@@ -12,7 +12,7 @@
  *   dependent  the ring is filled before x is there (dependent_launch.cuh). Codes are in registers when their slot is
  *              filled again: RING steps of 2 KB are in flight for each of 16 warps of a multiprocessor
  *   x          each warp keeps its part in shared memory, up to 8192 columns. Loading it in every step, through the
- *              first-level cache like the nested scales, would take a tenth of the time of a large weight
+ *              L1 cache like the nested scales, would take a tenth of the time of a large weight
  *   norm       x may be the result of an rmsnorm (with residual). Every block computes it in registers; block 0 stores it
  *   share      if there are few tiles with many columns, two blocks (a cluster) share a tile
  *   loose      warps do not wait for each other. A warp's sums of a tile go to one of SUM_SLOTS slots. The warps take
@@ -22,7 +22,7 @@
  * instructions, at 92 % of a copy's speed with flat scales and 83 % with nested ones. For small weights: the latency of
  * the kernel, 2 µs. */
 #include "ops/elementwise/act.cuh"
-#include "ops/gemv/cuda/gemv_row_sm90.cuh"
+#include "ops/gemv/cuda/gemv_one_sm90.cuh"
 
 using namespace nbl_cuda;
 
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(dependent, const __grid_c
         await_cluster();
     }
     int my_steps = end_step - first_step;
-    bool keeps = steps <= KEPT * workers; /* the warp's part of x fits in shared memory */
+    bool x_is_shared = steps <= SHARED_STEPS * workers; /* the warp's part of x fits in shared memory */
     if (j.norm.w && threadIdx.x * 64 < j.columns)
         asm volatile(
             "prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(j.norm.w) + threadIdx.x * 128));
@@ -138,25 +138,25 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(dependent, const __grid_c
         int my_column = first_step * STEP_COLUMNS + g % 4 * GRANULE + 16 * t;
         one_row<T> row;
         row.load(j.x, my_column, my_steps);
-        row.normalise(j, reinterpret_cast<float *>(shared + in::SQUARES), empty + SUM_SLOTS, my_column,
+        row.normalize(j, reinterpret_cast<float *>(shared + in::SQUARES), empty + SUM_SLOTS, my_column,
                       my_steps, worker, workers, g < 4, first_tile == 0 && g < 4);
 #pragma unroll
-        for (int i = 0; i < HELD; i++)
+        for (int i = 0; i < REGISTER_STEPS; i++)
 #pragma unroll
             for (int p = 0; p < 2; p++)
                 if (i < my_steps && g < 4)
                     *reinterpret_cast<uint4 *>(in::x_at(shared, warp, i * 4 + g, 2 * t + p)) = row.at[i][p];
-    } else if (keeps) {
+    } else if (x_is_shared) {
         const T *from = static_cast<const T *>(j.x) + first_step * STEP_COLUMNS + lane * 8;
 #pragma unroll
-        for (int i = 0; i < KEPT; i++)
+        for (int i = 0; i < SHARED_STEPS; i++)
             if (i < my_steps)
                 *reinterpret_cast<uint4 *>(in::x_at(shared, warp, i * 4 + lane / 8, lane % 8)) = read_written(
                     from + i * STEP_COLUMNS);
     }
     __syncwarp();
 
-    const uint8_t *my_kept = in::x_at(shared, warp, g % 4, 2 * t);
+    const uint8_t *my_shared = in::x_at(shared, warp, g % 4, 2 * t);
     const T *my_x = static_cast<const T *>(j.x) + g % 4 * GRANULE + 16 * t;
     const uint8_t *my_codes = shared + (warp * TILE + g) * in::PITCH + t * 8;
     int my_row = g + t / 2 * 8;
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(dependent, const __grid_c
             table += member * 256, offset = j.at[member].offset;
         }
         auto add_step = [&](uint4 x0, uint4 x1) {
-            wait_for_copies<RING - 1>();
+            cp_async_wait<RING - 1>();
             __syncwarp();
             const uint8_t *codes_at = my_codes + in::slot_at(slot);
             uint2 codes[4][2];
@@ -229,9 +229,9 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(dependent, const __grid_c
             sum = fmaf(scales[0], t % 2 ? of_granule[2] : of_granule[0], sum);
             sum = fmaf(scales[1], t % 2 ? of_granule[3] : of_granule[1], sum);
         };
-        if (keeps)
+        if (x_is_shared)
             for (int s = 0; s < my_steps; s++) {
-                const uint8_t *at = my_kept + s * 4 * in::PITCH;
+                const uint8_t *at = my_shared + s * 4 * in::PITCH;
                 add_step(*reinterpret_cast<const uint4 *>(at),
                          *reinterpret_cast<const uint4 *>(at + (g % 2 ? -16 : 16)));
             }
@@ -297,7 +297,7 @@ static bool norm_fits(const nbl__gemv_one *g)
         if (p && (p == n->x.data || p == n->residual.data)) return false;
     return n->dtype == g->dtype && n->y.data == g->x && nbl__tensor_rows(&n->x) == 1 &&
            nbl__last(&n->x) == g->parts[0].weight->shape[1] &&
-           nbl__last(&n->x) <= HELD * int64_t{WARPS} * STEP_COLUMNS;
+           nbl__last(&n->x) <= REGISTER_STEPS * int64_t{WARPS} * STEP_COLUMNS;
 }
 
 extern "C" bool nbl__cuda_gemv_one_takes(const nbl__gemv_one *g)

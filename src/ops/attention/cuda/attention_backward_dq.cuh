@@ -1,4 +1,4 @@
-/* attention_queries.cuh - backward over keys for dQ, for compute capability 9.0. It also writes
+/* attention_backward_dq.cuh - backward over keys for dQ, for compute capability 9.0. It also writes
  * what the walk over queries needs of every row: lse by head in units of log 2, and delta = Σ dO·O.
  * Internal to attention_backward_sm90.cu.
  *
@@ -14,10 +14,10 @@
  * Shared memory, heads of up to 128 (up to 64): Q 32 KiB (16) | dO 32 (16) | K 2 x 32 (4 x 16) |
  * V 2 x 32 (4 x 16) | O, later dQ, 32 (16) | barriers, item: 225 KiB (177), one block per
  * multiprocessor. Cost: 6·D FLOP per (query, key) pair. Limit: the tensor cores. */
-#ifndef NBL_CUDA_ATTENTION_QUERIES_CUH
-#define NBL_CUDA_ATTENTION_QUERIES_CUH
+#ifndef NBL_ATTENTION_BACKWARD_DQ_CUH
+#define NBL_ATTENTION_BACKWARD_DQ_CUH
 
-#include "ops/attention/cuda/attention_slopes.cuh"
+#include "ops/attention/cuda/attention_backward_scores.cuh"
 
 namespace nbl_cuda
 {

@@ -1,17 +1,17 @@
-/* session.h - the running process of a call: the library's context, progress, and signals.
+/* process.h - the running process of a call: the library's context, progress, and signals.
  *
- * "Interrupt" means SIGINT (Ctrl-C), SIGTERM or SIGHUP. session.c explains what an interrupt does
+ * "Interrupt" means SIGINT (Ctrl-C), SIGTERM or SIGHUP. process.c explains what an interrupt does
  * in each phase of a call. */
-#ifndef CLI_SESSION_H
-#define CLI_SESSION_H
+#ifndef CLI_PROCESS_H
+#define CLI_PROCESS_H
 
 #include "command.h"
 
 /* Prepares the process: standard streams, ignored signals, interruption. */
-void cli_session_start(const cli_call *call);
+void cli_process_start(const cli_call *call);
 /* Call it before standard output is written. After it an interrupt prints nothing to standard
  * output. */
-void cli_session_end(void);
+void cli_process_end(void);
 
 /* Makes the library's context for this call. Returns NULL after printing an error; *status is then
  * the exit status. */

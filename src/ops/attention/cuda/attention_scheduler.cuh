@@ -1,4 +1,4 @@
-/* attention_feed.cuh - how the attention kernels for compute capability 9.0 get work and tiles.
+/* attention_scheduler.cuh - how the attention kernels for compute capability 9.0 get work and tiles.
  * Internal to the CUDA kernels; for files compiled for sm_90a.
  *
  * Blocks are persistent: as many as fit, until no item is left. Warpgroup 0 is the feeder, the
@@ -18,12 +18,12 @@
  * Tiles are those of attention_tiles.cuh. Rows past the end of their sequence must be zeros,
  * because a weight of 0 times a NaN of the next sequence is NaN. TMA writes zeros only past the end
  * of the tensor, so the feeder clears the rows past every other sequence itself. */
-#ifndef NBL_CUDA_ATTENTION_FEED_CUH
-#define NBL_CUDA_ATTENTION_FEED_CUH
+#ifndef NBL_ATTENTION_SCHEDULER_CUH
+#define NBL_ATTENTION_SCHEDULER_CUH
 
 #include "ops/gemm/cuda/gemm_sm90_mma.cuh"
 #include "ops/gemm/cuda/tensor_map.cuh"
-#include "ops/gemm/cuda/wgmma.cuh"
+#include "ops/attention/cuda/attention_wgmma.cuh"
 
 namespace nbl_cuda
 {

@@ -1,14 +1,14 @@
-/* gemm_int8.c - the product of int8 codes: the loops over blocks, the scalar way, and the step
+/* gemm_int8.c - the product of int8 codes: the loops over blocks, the scalar algorithm, and the step
  * from sums to the tile. See gemm_int8.h; the loops are drawn in gemm_int8_kernels.h.
  *
  * Limit: multiplication from 256 rows on (packing is a few percent), the reading of W with a small
  * batch. */
-#include "ops/gemv/cpu/gemm_int8_kernels.h"
+#include "ops/gemm/cpu/int8/gemm_int8_kernels.h"
 
 /* Sums of this many products of codes fit i32: 127 · 128 · 131072 < 2^31. A longer k is cut. */
 enum { EXACT_K = 131072 };
 
-/* NULL: the scalar way. */
+/* NULL: the scalar algorithm. */
 static const nbl__int8_kernel *kernel_of(nbl_isa isa)
 {
 #if defined(__x86_64__)
@@ -21,7 +21,7 @@ static const nbl__int8_kernel *kernel_of(nbl_isa isa)
 }
 
 typedef struct job {
-    const nbl__term *term;
+    const nbl__gemm_term *term;
     const int8_t *a, *w; /* at the first k of this part */
     int64_t a_stride, w_stride, k;
     int64_t m_begin, m_end, n_begin, n_end;
@@ -29,7 +29,7 @@ typedef struct job {
     int64_t tile_stride;
 } job;
 
-/* ---- small batch, and the scalar way ---- */
+/* ---- small batch, and the scalar algorithm ---- */
 
 static void dot_scalar(int rows, const int8_t *a, int64_t stride, const int8_t *w, int64_t count,
                        int32_t *sums)
@@ -89,17 +89,17 @@ static int64_t block_size(int64_t n, int64_t largest, int64_t step)
 
 static size_t layout(const nbl__int8_kernel *kernel, int64_t m, int64_t n, void *base, scratch *s)
 {
-    nbl__cut cut = {base, 0};
+    nbl__bump bump = {base, 0};
     int64_t rows = nbl__min_i64(nbl__ceil_div(m, kernel->rows) * kernel->rows, NBL_INT8_M);
     int64_t columns = nbl__min_i64(nbl__ceil_div(n, kernel->panel) * kernel->panel, NBL_INT8_N);
-    NBL_CUT(&cut, s->w, columns * NBL_INT8_K * kernel->code_bytes);
-    NBL_CUT(&cut, s->a, (int64_t)kernel->rows * NBL_INT8_K * kernel->code_bytes);
-    NBL_CUT(&cut, s->sums, rows * columns);
-    NBL_CUT(&cut, s->a_sums, rows);
-    return cut.used;
+    NBL_BUMP_ALLOC(&bump, s->w, columns * NBL_INT8_K * kernel->code_bytes);
+    NBL_BUMP_ALLOC(&bump, s->a, (int64_t)kernel->rows * NBL_INT8_K * kernel->code_bytes);
+    NBL_BUMP_ALLOC(&bump, s->sums, rows * columns);
+    NBL_BUMP_ALLOC(&bump, s->a_sums, rows);
+    return bump.used;
 }
 
-size_t nbl__int8_product_scratch(nbl_isa isa, const nbl__term *term, int64_t m, int64_t n)
+size_t nbl__int8_product_scratch(nbl_isa isa, const nbl__gemm_term *term, int64_t m, int64_t n)
 {
     (void)term;
     const nbl__int8_kernel *kernel = kernel_of(isa);
@@ -171,10 +171,10 @@ static void run_blocks(const job *j, const nbl__int8_kernel *kernel, void *memor
         }
 }
 
-void nbl__int8_product(nbl_isa isa, const nbl__term *term, int64_t m_begin, int64_t m_end, int64_t n_begin,
-                       int64_t n_end, float *tile, int64_t tile_stride, void *memory)
+void nbl__int8_product(nbl_isa isa, const nbl__gemm_term *term, int64_t m_begin, int64_t m_end,
+                       int64_t n_begin, int64_t n_end, float *tile, int64_t tile_stride, void *memory)
 {
-    assert(term->a.dtype == NBL_DTYPE_I8 && term->b.transpose && term->b.weight->format == NBL_FORMAT_INT8);
+    assert(term->a.dtype == NBL_DTYPE_I8 && term->b.transposed && term->b.weight->format == NBL_FORMAT_INT8);
     const nbl__int8_kernel *kernel = kernel_of(isa);
     const nbl_weight *weight = term->b.weight;
     if (m_begin >= m_end || n_begin >= n_end) return;

@@ -5,13 +5,13 @@
  * a time.
  *
  *   for each block of columns, of rows, of k:
- *       panels of W     [n / panel][…]: the layout that the kernel multiplies        second cache
- *       for each `rows` rows of A:   [rows][NBL_INT8_K], zero past the end           first cache
+ *       panels of W     [n / panel][…]: the layout that the kernel multiplies        L2 cache
+ *       for each `rows` rows of A:   [rows][NBL_INT8_K], zero past the end           L1 cache
  *           for each panel of W:     sums[rows][panel] (+)= A · panel                registers */
-#ifndef NBL_INT8_KERNELS_H
-#define NBL_INT8_KERNELS_H
+#ifndef NBL_GEMM_INT8_KERNELS_H
+#define NBL_GEMM_INT8_KERNELS_H
 
-#include "ops/gemv/cpu/gemm_int8.h"
+#include "ops/gemm/cpu/int8/gemm_int8.h"
 
 enum {
     NBL_INT8_N = 192,

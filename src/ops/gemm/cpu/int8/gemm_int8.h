@@ -1,4 +1,4 @@
-/* gemm_int8.h - LLM.int8: activations quantised by rows, outlier columns left out,
+/* gemm_int8.h - LLM.int8: activations quantized by rows, outlier columns left out,
  * and the product of the codes.
  *
  *   scales[i]   = the largest |x[i, k]| below the threshold, outlier columns included, as in bitsandbytes
@@ -7,8 +7,8 @@
  *
  * The sums are exact in i32: k is cut where they could overflow. Every instruction
  * set and every split of rows and columns therefore gives the same bits. */
-#ifndef NBL_INT8_PRODUCT_H
-#define NBL_INT8_PRODUCT_H
+#ifndef NBL_GEMM_INT8_H
+#define NBL_GEMM_INT8_H
 
 #include "ops/gemm/cpu/gemm.h"
 
@@ -18,7 +18,7 @@
 void nbl__int8_outliers(nbl_isa isa, nbl_dtype dtype, const void *x, int64_t stride, int64_t rows,
                         int64_t columns, float threshold, uint8_t *outlier);
 
-/* Quantises rows [row_begin, row_end) of x. codes is [rows, columns], dense, and
+/* Quantizes rows [row_begin, row_end) of x. codes is [rows, columns], dense, and
  * scales [rows], both from row 0.
  *
  * Values at or above the threshold (if it is > 0), infinities and NaN do not count
@@ -30,11 +30,11 @@ void nbl__int8_rows(nbl_isa isa, nbl_dtype dtype, const void *x, int64_t stride,
                     float *scales);
 
 /* Bytes of scratch for a product of m rows and n columns. */
-size_t nbl__int8_product_scratch(nbl_isa isa, const nbl__term *term, int64_t m, int64_t n);
+size_t nbl__int8_product_scratch(nbl_isa isa, const nbl__gemm_term *term, int64_t m, int64_t n);
 /* Adds the product of term->a (i8 codes in -127 … 127, with scales) and term->b
  * (an int8 weight [n, k], seen transposed) to tile[i - m_begin, n - n_begin]. The
  * columns [n_begin, n_end) are rows of the weight. */
-void nbl__int8_product(nbl_isa isa, const nbl__term *term, int64_t m_begin, int64_t m_end, int64_t n_begin,
-                       int64_t n_end, float *tile, int64_t tile_stride, void *scratch);
+void nbl__int8_product(nbl_isa isa, const nbl__gemm_term *term, int64_t m_begin, int64_t m_end,
+                       int64_t n_begin, int64_t n_end, float *tile, int64_t tile_stride, void *scratch);
 
 #endif

@@ -1,9 +1,9 @@
-/* attention_slopes.cuh - shared by both walks of backward for compute capability 9.0: from scores
- * to P and dS in registers. Internal to attention_backward_sm90.cu. */
-#ifndef NBL_CUDA_ATTENTION_SLOPES_CUH
-#define NBL_CUDA_ATTENTION_SLOPES_CUH
+/* attention_backward_scores.cuh - shared by both walks of backward for compute capability 9.0: from
+ * scores to P and dS in registers. Internal to attention_backward_sm90.cu. */
+#ifndef NBL_ATTENTION_BACKWARD_SCORES_CUH
+#define NBL_ATTENTION_BACKWARD_SCORES_CUH
 
-#include "ops/attention/cuda/attention_feed.cuh"
+#include "ops/attention/cuda/attention_scheduler.cuh"
 
 namespace nbl_cuda
 {

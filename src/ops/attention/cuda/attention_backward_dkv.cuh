@@ -1,5 +1,5 @@
-/* attention_keys.cuh - backward over queries for dK and dV, for compute capability 9.0. Internal to
- * attention_backward_sm90.cu.
+/* attention_backward_dkv.cuh - backward over queries for dK and dV, for compute capability 9.0.
+ * Internal to attention_backward_sm90.cu.
  *
  * A block has a feeder and GROUPS product warpgroups of 64 keys each. GROUPS is 2, with turns,
  * where there are enough items for all multiprocessors, else 1, with two blocks per multiprocessor.
@@ -14,10 +14,10 @@
  * Shared memory, heads of up to 128, GROUPS = 2 (1): K 32 KiB (16) | V 32 (16) | Q 3 x 16 (2 x 16)
  * | dO 3 x 16 (2 x 16) | dK, dV on their way out 32 (in the tile of K) | lse, delta | barriers,
  * item: 195 KiB (98). Cost: 8·D FLOP per (query, key) pair. Limit: the tensor cores. */
-#ifndef NBL_CUDA_ATTENTION_KEYS_CUH
-#define NBL_CUDA_ATTENTION_KEYS_CUH
+#ifndef NBL_ATTENTION_BACKWARD_DKV_CUH
+#define NBL_ATTENTION_BACKWARD_DKV_CUH
 
-#include "ops/attention/cuda/attention_slopes.cuh"
+#include "ops/attention/cuda/attention_backward_scores.cuh"
 
 namespace nbl_cuda
 {

@@ -1,11 +1,11 @@
-/* wgmma.cuh - wgmma of 64 rows by 64 or 128 columns by k = 16. The right operand is in shared memory, the left one there
- * or in registers. Internal to attention's kernels for compute capability 9.0.
+/* attention_wgmma.cuh - wgmma of 64 rows by 64 or 128 columns by k = 16. The right operand is in shared memory, the
+ * left one there or in registers. Internal to attention's kernels for compute capability 9.0.
  *
  * attention_tiles.cuh has the layout of a tile in shared memory. Accumulators are float d[N / 8][4] in each lane: warp w
  * of the warpgroup has rows 16w … 16w + 15, in the layout of mma.m16n8. No code may touch the registers of a wgmma
  * before the wait for it. `wgmma_settle` after the wait keeps the compiler from reading them earlier. */
-#ifndef NBL_CUDA_WGMMA_CUH
-#define NBL_CUDA_WGMMA_CUH
+#ifndef NBL_ATTENTION_WGMMA_CUH
+#define NBL_ATTENTION_WGMMA_CUH
 
 #include "ops/attention/cuda/attention_tiles.cuh"
 #include "ops/common/ptx_sm90.cuh"

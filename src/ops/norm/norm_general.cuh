@@ -1,7 +1,7 @@
-/* norm_slow.cuh - rmsnorm and layernorm for rows of any length and alignment, and the addition of the blocks' sums for dw
- * and db. Internal to norm.cuh, which has the formulas. */
-#ifndef NBL_CUDA_NORM_SLOW_CUH
-#define NBL_CUDA_NORM_SLOW_CUH
+/* norm_general.cuh - rmsnorm and layernorm for rows of any length and alignment, and the addition of the blocks' sums
+ * for dw and db. Internal to norm.cuh, which has the formulas. */
+#ifndef NBL_NORM_GENERAL_CUH
+#define NBL_NORM_GENERAL_CUH
 
 #include "ops/common/load.cuh"
 

@@ -1,4 +1,4 @@
-/* session.c - the running process: standard streams, signals, and the library's context.
+/* process.c - the running process: standard streams, signals, and the library's context.
  *
  * An interrupt is SIGINT (Ctrl-C), SIGTERM or SIGHUP. Its effect depends on the phase; the exit
  * status is 130 in each case:
@@ -12,7 +12,7 @@
  *
  * The handler only sets flags. The progress callback passes them to the library. While a run trains
  * its progress is hidden, so the handler itself acknowledges the first interrupt. */
-#include "session.h"
+#include "process.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -39,7 +39,7 @@ static size_t last_error_size;
 static volatile sig_atomic_t last_document_size;
 
 /* The signal handler; the table above in code. It calls only async-signal-safe functions: write and
- * _exit. Texts and sizes were prepared by cli_session_start. */
+ * _exit. Texts and sizes were prepared by cli_process_start. */
 static void on_signal(int signal_number)
 {
     static const char acknowledged[] =
@@ -78,7 +78,7 @@ static void fill_standard_streams(void)
     }
 }
 
-void cli_session_start(const cli_call *call)
+void cli_process_start(const cli_call *call)
 {
     fill_standard_streams();
     last_error = cli_format("nibble: %s: interrupted\n", call->command ? call->command->name : "");
@@ -100,7 +100,7 @@ void cli_session_start(const cli_call *call)
     (void)nbl_guard_mapped_files();    /* a file that is truncated while mapped becomes an error */
 }
 
-void cli_session_end(void)
+void cli_process_end(void)
 {
     last_document_size = 0;
 }

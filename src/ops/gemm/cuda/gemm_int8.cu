@@ -1,8 +1,9 @@
-/* gemm_i8.cu - see gemm_i8.h. Slow: it serves only sizes and alignments that cuBLASLt refuses. */
+/* gemm_int8.cu - see gemm_int8_cuda.h. Slow: it serves only sizes and alignments that cuBLASLt
+ * refuses. */
 #include "ops/common/kernel.cuh"
 
 extern "C" {
-#include "ops/gemm/cuda/gemm_i8.h"
+#include "ops/gemm/cuda/gemm_int8_cuda.h"
 }
 
 namespace
@@ -36,8 +37,8 @@ __global__ void multiply(int64_t m, int64_t n, int64_t k, const int8_t *a, const
 
 } // namespace
 
-extern "C" nbl_status nbl__cuda_gemm_i8_plain(const nbl__call *call, int64_t m, int64_t n, int64_t k,
-                                              const int8_t *a, const int8_t *b, int32_t *c)
+extern "C" nbl_status nbl__cuda_gemm_int8_plain(const nbl__call *call, int64_t m, int64_t n, int64_t k,
+                                                const int8_t *a, const int8_t *b, int32_t *c)
 {
     constexpr int64_t MAX = 65535 * TILE; /* rows of a grid */
     for (int64_t row = 0; row < m; row += MAX) {

@@ -1,4 +1,4 @@
-/* modelfile_turns.c - splits a chat template into fixed texts. See modelfile.h.
+/* chat_frames.c - splits a chat template into fixed texts. See chat_frames.h.
  *
  * Step 1 renders conversations whose contents are words that no template contains ("zquserqz"). The
  * text between the words is the template's. Example for ChatML, with one message and with the
@@ -15,7 +15,7 @@
  *
  * So a template is only written in Ollama's language if both render the same for all conversations
  * that are tried. No Jinja is translated. */
-#include "convert/modelfile.h"
+#include "convert/chat_frames.h"
 
 #include "base/json/json.h"
 
@@ -130,7 +130,7 @@ static nbl_string render(probe *p, const char *messages, const char *tools, bool
 
 /* Renders the tools with another template, `source`: gives the exact JSON text that tojson
  * writes. */
-static nbl_string spell(probe *p, const char *source, const char *tools)
+static nbl_string render_tools(probe *p, const char *source, const char *tools)
 {
     nbl_chat_template *template, *own = p->template;
     if (p->status != NBL_OK) return text_of(NULL, 0);
@@ -151,7 +151,7 @@ static nbl_string spell(probe *p, const char *source, const char *tools)
  *     one    = head user.before USER user.behind                begun = one generation
  *     two    = ... user.behind assistant.before ANSWER assistant.behind
  *     three  = ... assistant.behind user.before USER user.behind */
-static bool find_frames(probe *p, nbl__turns *t)
+static bool find_frames(probe *p, nbl__chat_frames *t)
 {
     nbl_string first, middle, again, behind, rest;
     nbl_string one = render(p, "[" USER "]", NULL, false), begun = render(p, "[" USER "]", NULL, true),
@@ -176,14 +176,14 @@ static bool find_frames(probe *p, nbl__turns *t)
 
 /* Finds the frame of system messages, and the default system prompt, which is a system message in
  * `head`. */
-static bool find_system(probe *p, nbl__turns *t)
+static bool find_system(probe *p, nbl__chat_frames *t)
 {
     nbl_string before, middle, text = render(p, "[" SYSTEM ", " USER "]", NULL, false);
     nbl_string rest = CUT(text, system_word, &before);
     rest = CUT(rest, user_word, &middle);
     if (text.text == NULL) return true; /* an error: the template has no system messages */
     if (!rest.text || !ends(middle, t->user.before)) return false;
-    t->system = (nbl__turn_frame){before, without_end(middle, t->user.before.size)};
+    t->system = (nbl__chat_frame){before, without_end(middle, t->user.before.size)};
     if (t->head.size < before.size + t->system.behind.size || !begins(t->head, before) ||
         !ends(t->head, t->system.behind))
         return true;
@@ -195,7 +195,7 @@ static bool find_system(probe *p, nbl__turns *t)
 }
 
 /* Step 2 for the frames: longer conversations, with and without a system message. */
-static bool check_frames(probe *p, const nbl__turns *t)
+static bool check_frames(probe *p, const nbl__chat_frames *t)
 {
     nbl_string user = text_of(user_word, sizeof user_word - 1),
                answer = text_of(answer_word, sizeof answer_word - 1),
@@ -233,10 +233,10 @@ static bool check_frames(probe *p, const nbl__turns *t)
 /* Splits `text`, which a system message has behind its content, at the JSON of two tools. source,
  * second_source: templates that write the first and the second tool. */
 static bool cut_tools(probe *p, const char *source, const char *second_source, nbl_string text,
-                      nbl__turn_list *list)
+                      nbl__chat_list *list)
 {
     static const char tools[] = "[" TOOL("one") ", " TOOL("two") "]";
-    nbl_string first = spell(p, source, tools), second = spell(p, second_source, tools);
+    nbl_string first = render_tools(p, source, tools), second = render_tools(p, second_source, tools);
     if (!first.text || !second.text) return false;
     nbl_string rest = cut(text, first.text, first.size, &list->begin);
     rest = cut(rest, second.text, second.size, &list->between);
@@ -245,11 +245,11 @@ static bool cut_tools(probe *p, const char *source, const char *second_source, n
 }
 
 /* Finds the list of tools; leaves it empty if the template writes tools in any other way. */
-static void find_tools(probe *p, nbl__turns *t)
+static void find_tools(probe *p, nbl__chat_frames *t)
 {
     static const char tools[] = "[" TOOL("one") ", " TOOL("two") "]", one_tool[] = "[" TOOL("one") "]";
     nbl_string before, middle, rest = render(p, "[" SYSTEM ", " USER "]", tools, false);
-    nbl__turn_list list, alone;
+    nbl__chat_list list, alone;
     rest = CUT(rest, system_word, &before);
     rest = CUT(rest, user_word, &middle);
     if (!rest.text || !same(before, t->system.before) || !same(rest, t->user.behind) ||
@@ -264,7 +264,7 @@ static void find_tools(probe *p, nbl__turns *t)
     while (kind < 2 && !cut_tools(p, sources[kind][0], sources[kind][1], middle, &list)) kind++;
     if (kind == 2) return;
     /* Check with one tool, which must give the same without `between`. */
-    nbl_string item = spell(p, sources[kind][0], tools),
+    nbl_string item = render_tools(p, sources[kind][0], tools),
                parts[] = {t->system.before, text_of(system_word, sizeof system_word - 1),
                           list.begin,       item,
                           list.end,         t->system.behind,
@@ -290,7 +290,7 @@ static void find_tools(probe *p, nbl__turns *t)
 
 /* Finds the list of calls and the frame of tool results; leaves them empty if calls are written in
  * any other way. */
-static void find_calls(probe *p, nbl__turns *t)
+static void find_calls(probe *p, nbl__chat_frames *t)
 {
     static const char tools[] = "[" TOOL("one") "]", arguments[] = "{\"zqkey\": \"zqvalue\"}";
     nbl_string head, first, middle, second, end, again, behind,
@@ -344,7 +344,7 @@ static void find_calls(probe *p, nbl__turns *t)
            first.text[first.size - 1 - shared] == second.text[second.size - 1 - shared])
         shared++;
     t->tool.before = after_turn;
-    t->calls = (nbl__turn_list){
+    t->calls = (nbl__chat_list){
         .begin = without_end(first, shared), .between = without_end(second, shared), .end = list_end};
     t->call_name = after(first, first.size - shared);
     t->call_arguments = middle;
@@ -360,11 +360,11 @@ static void strip(nbl_string *text, const char *bos)
 }
 
 /* Finds everything; without tools, calls are not looked for. */
-static void find_all(probe *p, const char *bos, nbl__turns *t)
+static void find_all(probe *p, const char *bos, nbl__chat_frames *t)
 {
     t->known = find_frames(p, t) && find_system(p, t) && check_frames(p, t);
     if (!t->known) {
-        *t = (nbl__turns){0};
+        *t = (nbl__chat_frames){0};
         return;
     }
     if (t->system.before.text) find_tools(p, t);
@@ -375,15 +375,15 @@ static void find_all(probe *p, const char *bos, nbl__turns *t)
     strip(&t->tools_alone, bos);
 }
 
-nbl_status nbl__turns_find(nbl__arena *arena, nbl_string chat_template, const char *bos, const char *eos,
-                           bool strip_bos, nbl__turns *turns)
+nbl_status nbl__chat_frames_find(nbl__arena *arena, nbl_string chat_template, const char *bos,
+                                 const char *eos, bool strip_bos, nbl__chat_frames *turns)
 {
     static const char *const names[] = {"bos_token", "eos_token"};
     const char *tokens[] = {bos, eos};
     probe p = {.arena = arena, .ctx = arena->ctx};
     nbl__text values[2] = {{.ctx = arena->ctx}, {.ctx = arena->ctx}};
     nbl_string before, date = CUT(chat_template, "strftime_now", &before);
-    *turns = (nbl__turns){0};
+    *turns = (nbl__chat_frames){0};
     if (date.text) return NBL_OK; /* the template writes the date, so its texts are not fixed */
     nbl_status status = nbl_chat_template_parse(arena->ctx, "the chat template", chat_template, &p.template);
     for (int i = 0; i < 2 && status == NBL_OK; i++) {

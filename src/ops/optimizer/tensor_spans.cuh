@@ -1,10 +1,10 @@
-/* tensors.cuh - one launch for a list of tensors, passed by value in the kernel's parameters. Internal to the
- * CUDA kernels.
+/* tensor_spans.cuh - one launch for a list of tensors, passed by value in the kernel's parameters. Internal to
+ * the CUDA kernels.
  *
  * The tensors are divided into spans of equal length, one per block. A block finds its tensor by bisection.
  * Parameters have at most 32 KB: more tensors take more launches. */
-#ifndef NBL_CUDA_TENSORS_CUH
-#define NBL_CUDA_TENSORS_CUH
+#ifndef NBL_TENSOR_SPANS_CUH
+#define NBL_TENSOR_SPANS_CUH
 
 #include "ops/common/load.cuh"
 
