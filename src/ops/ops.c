@@ -80,6 +80,17 @@ const char *nbl__dense_only(const nbl__family *family, bool backward, const void
     return NULL;
 }
 
+const char *nbl__wide_strides_only(const nbl__family *family, bool backward, const void *arguments)
+{
+    for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        if (!nbl__slot_is_strided(slot, backward, arguments)) continue;
+        const nbl_tensor *t = (const void *)((const char *)arguments + slot->offset);
+        if (t->row_stride % (int64_t)(16 / nbl__size_of(t->dtype)) != 0)
+            return "a row stride is not a multiple of 16 bytes";
+    }
+    return NULL;
+}
+
 nbl_status nbl__infer(nbl_context *ctx, const nbl__family *family, bool backward, void *arguments)
 {
     const nbl__op *op = backward ? &family->backward : &family->forward;

@@ -242,6 +242,8 @@ static inline bool nbl__slot_is_strided(const nbl__slot *slot, bool backward, co
 /* For nbl__impl.can of rows that take dense tensors only: why they do not take these arguments, or
  * NULL. */
 const char *nbl__dense_only(const nbl__family *family, bool backward, const void *arguments);
+/* The same for rows that take row strides of whole 16 bytes. */
+const char *nbl__wide_strides_only(const nbl__family *family, bool backward, const void *arguments);
 
 /* Runs infer of the family's forward or backward operator, then checks the row strides of all its
  * tensors. An output keeps the row stride that it had before. Errors of the strides:

@@ -4,7 +4,7 @@
  * A line is a family, a direction and its rows, best first. The first row that accepts the
  * arguments runs. There is no reference on a device: an operator without a line, or arguments that
  * every row declines, is an error that names the operator. Rows NAME_rows copy tensors with a row
- * stride, which the other rows decline (ops/common/dense_rows_cuda.c). */
+ * stride that the other rows decline (ops/common/dense_rows_cuda.c). */
 #ifndef NBL_CUDA_IMPLS_H
 #define NBL_CUDA_IMPLS_H
 
@@ -37,8 +37,8 @@
     OP(attention, forward, ROW(attention_sm90) ROW(attention_mma) ROW(attention_f32) ROW(attention_cuda) ROW(attention_rows))\
     OP(attention, backward, ROW(attention_backward_sm90) ROW(attention_backward_mma)                         \
                             ROW(attention_backward_f32) ROW(attention_backward_cuda) ROW(attention_backward_rows))\
-    OP(attention_decode, forward, ROW(attention_decode_cuda) ROW(attention_decode_rows))                     \
-    OP(attention_step, forward, ROW(attention_step_fast) ROW(attention_step_cuda) ROW(attention_step_rows))  \
+    OP(attention_decode, forward, ROW(attention_decode_cuda))                                                \
+    OP(attention_step, forward, ROW(attention_step_fast) ROW(attention_step_cuda))                           \
     OP(kv_write, forward, ROW(kv_write_cuda))                                                                \
     OP(take_rows, forward, ROW(take_rows_cuda))                                                              \
     OP(rmsnorm, forward, ROW(rmsnorm_cuda))                                                                  \

@@ -6,7 +6,8 @@
  *   3. every strided result is copied from scratch to its rows
  *
  * Cost: each strided tensor is read and written once more. Such a row declines dense arguments. The
- * other rows of its operator decline strided ones (nbl__dense_only). */
+ * other rows of its operator decline strided ones (nbl__dense_only), those of attention only row
+ * strides that are not multiples of 16 bytes (nbl__wide_strides_only). */
 #include "device/cuda/cuda.h"
 #include "device/cuda/cuda_impls.h"
 
@@ -148,5 +149,3 @@ ROWS(norm_rope, nbl__norm_rope, norm_rope, false)
 ROWS(norm_rope, nbl__norm_rope, norm_rope_backward, true)
 ROWS(attention, nbl__attention, attention, false)
 ROWS(attention, nbl__attention, attention_backward, true)
-ROWS(attention_decode, nbl__attention_decode, attention_decode, false)
-ROWS(attention_step, nbl__attention_step, attention_step, false)

@@ -16,7 +16,8 @@
 namespace nbl_cuda
 {
 
-/* The problem of a call. p.wide and p.paired need the alignment of every tensor that is present. */
+/* The problem of a call. p.wide and p.paired need the alignment of every tensor that is present.
+ * Row strides are multiples of 16 bytes: can_run of every kernel sees to it. */
 attention_problem attention_problem_of(const nbl__call *call, const nbl__attention *a)
 {
     attention_problem p = {};
@@ -56,6 +57,8 @@ attention_data attention_data_of(const nbl__attention *a)
     d.lse = static_cast<float *>(a->lse.data);
     d.dout = a->dout.data;
     d.dq = a->dq.data, d.dk = a->dk.data, d.dv = a->dv.data;
+    d.q_step = step_of(&a->q), d.k_step = step_of(&a->k), d.v_step = step_of(&a->v);
+    d.dq_step = step_of(&a->dq), d.dk_step = step_of(&a->dk), d.dv_step = step_of(&a->dv);
     return d;
 }
 
@@ -203,11 +206,11 @@ __global__ void __launch_bounds__(THREADS) forward_rows(attention_problem p, att
     int head;
     if (blockIdx.x == 0) check_sequences(p);
     if (!find_row(p, p.heads, &tile, &head)) return;
-    int i = tile.start, first = first_key(p, i), end = end_key(p, i, tile.n), step = p.key_heads * p.size;
-    int64_t row = static_cast<int64_t>(tile.first + i) * p.heads + head;
-    int64_t keys = (static_cast<int64_t>(tile.first) * p.key_heads + head / p.group) * p.size;
-    const T *k = static_cast<const T *>(data.k) + keys, *v = static_cast<const T *>(data.v) + keys;
-    lanes<T> q(static_cast<const T *>(data.q) + row * p.size, p.size);
+    int i = tile.start, first = first_key(p, i), end = end_key(p, i, tile.n);
+    int64_t token = tile.first + i, row = token * p.heads + head, column = head / p.group * int64_t{p.size};
+    const T *k = static_cast<const T *>(data.k) + tile.first * data.k_step + column;
+    const T *v = static_cast<const T *>(data.v) + tile.first * data.v_step + column;
+    lanes<T> q(static_cast<const T *>(data.q) + token * data.q_step + head * int64_t{p.size}, p.size);
     float sink = sink_of(p, head);
     /* Heads of up to 256 take one walk. */
     for (int from = 0; from < p.size; from += PART) {
@@ -216,7 +219,7 @@ __global__ void __launch_bounds__(THREADS) forward_rows(attention_problem p, att
             float s[AT_ONCE], largest = top, slope;
 #pragma unroll
             for (int u = 0; u < AT_ONCE; u++)
-                s[u] = j + u < end ? q.part(k + static_cast<int64_t>(j + u) * step, p.size) : 0;
+                s[u] = j + u < end ? q.part(k + (j + u) * data.k_step, p.size) : 0;
 #pragma unroll
             for (int u = 0; u < AT_ONCE; u++) {
                 s[u] = logit(p, warp_sum(s[u]), &slope);
@@ -231,7 +234,7 @@ __global__ void __launch_bounds__(THREADS) forward_rows(attention_problem p, att
                 if (j + u >= end) continue;
                 float weight = exp2f(s[u] - base);
                 total += weight;
-                add_row(sums, weight, v + static_cast<int64_t>(j + u) * step, from, p.size);
+                add_row(sums, weight, v + (j + u) * data.v_step, from, p.size);
             }
             top = largest;
         }
@@ -249,24 +252,26 @@ __global__ void __launch_bounds__(THREADS) backward_queries(attention_problem p,
     attention_tile tile;
     int head;
     if (!find_row(p, p.heads, &tile, &head)) return;
-    int i = tile.start, first = first_key(p, i), end = end_key(p, i, tile.n), step = p.key_heads * p.size;
-    int64_t row = static_cast<int64_t>(tile.first + i) * p.heads + head;
-    int64_t keys = (static_cast<int64_t>(tile.first) * p.key_heads + head / p.group) * p.size;
-    const T *k = static_cast<const T *>(data.k) + keys, *v = static_cast<const T *>(data.v) + keys;
-    lanes<T> q(static_cast<const T *>(data.q) + row * p.size, p.size);
+    int i = tile.start, first = first_key(p, i), end = end_key(p, i, tile.n);
+    int64_t token = tile.first + i, row = token * p.heads + head, column = head / p.group * int64_t{p.size};
+    const T *k = static_cast<const T *>(data.k) + tile.first * data.k_step + column;
+    const T *v = static_cast<const T *>(data.v) + tile.first * data.v_step + column;
+    lanes<T> q(static_cast<const T *>(data.q) + token * data.q_step + head * int64_t{p.size}, p.size);
     lanes<T> dout(static_cast<const T *>(data.dout) + row * p.size, p.size);
     int64_t at = static_cast<int64_t>(head) * p.tokens + tile.first + i;
     float lse = data.lse2[at], delta = data.delta[at];
     for (int from = 0; from < p.size; from += PART) {
         float sums[COLUMNS] = {}, total = 0;
         for (int j = first; j < end; j++) {
-            int64_t key = static_cast<int64_t>(j) * step;
-            float s = q.part(k + key, p.size), d = warp_sum(dout.part(v + key, p.size)), slope;
+            const T *key = k + j * data.k_step;
+            float s = q.part(key, p.size), d = warp_sum(dout.part(v + j * data.v_step, p.size)), slope;
             float weight = exp2f(logit(p, warp_sum(s), &slope) - lse);
-            add_row(sums, weight * (d - delta) * slope, k + key, from, p.size);
+            add_row(sums, weight * (d - delta) * slope, key, from, p.size);
             total = fmaf(weight, d, total);
         }
-        if (data.dq) store_row(static_cast<T *>(data.dq) + row * p.size, sums, p.scale, from, p.size);
+        if (data.dq)
+            store_row(static_cast<T *>(data.dq) + token * data.dq_step + head * int64_t{p.size}, sums, p.scale,
+                      from, p.size);
         if (data.sums && from == 0 && threadIdx.x % 32 == 0) data.sums[at] = total;
     }
 }
@@ -279,28 +284,29 @@ __global__ void __launch_bounds__(THREADS) backward_keys(attention_problem p, at
     attention_tile tile;
     int head;
     if (!find_row(p, p.key_heads, &tile, &head)) return;
-    int j = tile.start, first = first_query(p, j), end = end_query(p, j, tile.n), step = p.heads * p.size;
-    int64_t row = static_cast<int64_t>(tile.first + j) * p.key_heads + head;
-    lanes<T> k(static_cast<const T *>(data.k) + row * p.size, p.size);
-    lanes<T> v(static_cast<const T *>(data.v) + row * p.size, p.size);
+    int j = tile.start, first = first_query(p, j), end = end_query(p, j, tile.n);
+    int64_t token = tile.first + j, column = head * int64_t{p.size};
+    lanes<T> k(static_cast<const T *>(data.k) + token * data.k_step + column, p.size);
+    lanes<T> v(static_cast<const T *>(data.v) + token * data.v_step + column, p.size);
     for (int from = 0; from < p.size; from += PART) {
         float dk[COLUMNS] = {}, dv[COLUMNS] = {};
         for (int h = head * p.group; h < (head + 1) * p.group; h++) {
-            int64_t queries = (static_cast<int64_t>(tile.first) * p.heads + h) * p.size;
-            const T *q = static_cast<const T *>(data.q) + queries;
-            const T *dout = static_cast<const T *>(data.dout) + queries;
+            const T *q = static_cast<const T *>(data.q) + tile.first * data.q_step + h * int64_t{p.size};
+            const T *dout = static_cast<const T *>(data.dout) + tile.first * out_step(p) + h * int64_t{p.size};
             const float *lse = data.lse2 + static_cast<int64_t>(h) * p.tokens + tile.first;
             const float *delta = data.delta + static_cast<int64_t>(h) * p.tokens + tile.first;
             for (int i = first; i < end; i++) {
-                int64_t query = static_cast<int64_t>(i) * step;
-                float s = k.part(q + query, p.size), d = v.part(dout + query, p.size), slope;
+                const T *query = q + i * data.q_step, *change = dout + i * out_step(p);
+                float s = k.part(query, p.size), d = v.part(change, p.size), slope;
                 float weight = exp2f(logit(p, warp_sum(s), &slope) - lse[i]);
-                add_row(dv, weight, dout + query, from, p.size);
-                add_row(dk, weight * (warp_sum(d) - delta[i]) * slope, q + query, from, p.size);
+                add_row(dv, weight, change, from, p.size);
+                add_row(dk, weight * (warp_sum(d) - delta[i]) * slope, query, from, p.size);
             }
         }
-        if (data.dk) store_row(static_cast<T *>(data.dk) + row * p.size, dk, p.scale, from, p.size);
-        if (data.dv) store_row(static_cast<T *>(data.dv) + row * p.size, dv, 1, from, p.size);
+        if (data.dk)
+            store_row(static_cast<T *>(data.dk) + token * data.dk_step + column, dk, p.scale, from, p.size);
+        if (data.dv)
+            store_row(static_cast<T *>(data.dv) + token * data.dv_step + column, dv, 1, from, p.size);
     }
 }
 
@@ -316,7 +322,7 @@ template <bool BACKWARD> const char *can_run(const nbl_context *ctx, const void 
 {
     (void)ctx;
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
-    const char *why = nbl__dense_only(&nbl__attention_family, BACKWARD, arguments);
+    const char *why = nbl__wide_strides_only(&nbl__attention_family, BACKWARD, arguments);
     if (why) return why;
     int64_t rows = a->q.shape[0] + a->cu_seqlens.shape[0];
     if (rows > INT32_MAX / 2 || a->q.shape[1] * a->q.shape[2] > INT32_MAX ||

@@ -40,7 +40,8 @@ struct attention_problem {
     nbl__cuda_fault *fault;
 };
 
-/* The tensors of a call. Those of backward are NULL in forward. */
+/* The tensors of a call. Those of backward are NULL in forward. Steps are elements from a token to
+ * the next; lse, out and dout are dense (out_step). */
 struct attention_data {
     const void *q, *k, *v;
     void *out;
@@ -50,7 +51,15 @@ struct attention_data {
     float *lse2, *delta; /* [Hq, T]: lse in units of log 2, Σ dout · out */
     /* [Hq, T]: Σ P · dP, equal to delta but for the rounding of `out`; NULL: not wanted. */
     float *sums;
+    int64_t q_step, k_step, v_step, dq_step, dk_step, dv_step;
 };
+
+/* The row stride of [tokens, heads, size]. One token has no next: its row stride may be anything,
+ * also one that TMA refuses, so it is not used. */
+static inline int64_t step_of(const nbl_tensor *t)
+{
+    return nbl__is_strided(t) ? t->row_stride : nbl__row_elements(t);
+}
 
 attention_problem attention_problem_of(const nbl__call *call, const nbl__attention *a);
 attention_data attention_data_of(const nbl__attention *a);
@@ -70,6 +79,12 @@ void attention_sinks_add(
     const attention_rows &rows); /* after rows.sums is written; does nothing if it is NULL */
 
 #ifdef __CUDACC__
+
+/* Elements from a token to the next of `out` and `dout`. */
+__device__ inline int64_t out_step(const attention_problem &p)
+{
+    return static_cast<int64_t>(p.heads) * p.size;
+}
 
 /* 2^x by the hardware: relative error about 2^-22, denormals are flushed to 0. */
 __device__ inline float power_of_2(float x)

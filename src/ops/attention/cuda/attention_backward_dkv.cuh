@@ -107,20 +107,20 @@ __device__ inline void feed_keys(const attention_problem &p, const attention_dat
         block.own.await_empty(tiles);
         if (feeder.leads()) *block.item = {tile, head};
         feeder.send<T, z::ROWS, WIDE>(block.shared + z::K, block.own.full(tiles), &maps.k, data.k,
-                                      p.key_heads, head, token, valid);
+                                      data.k_step, head, token, valid);
         feeder.send<T, z::ROWS, WIDE>(block.shared + z::V, block.own.full(tiles), &maps.v, data.v,
-                                      p.key_heads, head, token, valid);
+                                      data.v_step, head, token, valid);
         tiles++;
         for (int h = head * p.group; h < (head + 1) * p.group; h++)
             for (int i = first; i < first + walk * z::QUERIES; i += z::QUERIES, step++) {
                 int slot = step % z::STAGES * z::TILE;
                 uint32_t full = block.queries.full(step);
                 block.queries.await_empty(step);
-                feeder.send<T, z::QUERIES, WIDE>(block.shared + z::Q + slot, full, &maps.q, data.q, p.heads,
-                                                 h, tile.first + i, tile.n - i);
+                feeder.send<T, z::QUERIES, WIDE>(block.shared + z::Q + slot, full, &maps.q, data.q,
+                                                 data.q_step, h, tile.first + i, tile.n - i);
                 send_numbers(h, tile.first + i, tile.n - i);
                 feeder.send<T, z::QUERIES, WIDE>(block.shared + z::DOUT + slot, full, &maps.dout, data.dout,
-                                                 p.heads, h, tile.first + i, tile.n - i);
+                                                 out_step(p), h, tile.first + i, tile.n - i);
             }
     });
     block.own.await_empty(tiles);
@@ -192,17 +192,16 @@ __device__ inline void multiply_keys(const attention_problem &p, const attention
         step++;
 
         const float one[2] = {1, 1}, scale[2] = {p.scale, p.scale};
-        int64_t at = (static_cast<int64_t>(tile.first + tile.start) * p.key_heads + item.head) * p.size;
-        int64_t k_step = static_cast<int64_t>(p.key_heads) * p.size;
+        int64_t token = tile.first + tile.start, column = item.head * int64_t{p.size};
         char *out = block.shared + z::OUT;
         /* `out` is K's tile: all warps must have read K. */
         if constexpr (GROUPS == 1) nbl_sm90::warpgroup_sync(TURNS);
         if (data.dk)
-            store_lines<ROWS>(out, static_cast<T *>(data.dk) + at, k_step, warp * 16, tile.n - tile.start, dk,
-                              scale, p);
+            store_lines<ROWS>(out, static_cast<T *>(data.dk) + token * data.dk_step + column, data.dk_step,
+                              warp * 16, tile.n - tile.start, dk, scale, p);
         if (data.dv)
-            store_lines<ROWS>(out, static_cast<T *>(data.dv) + at, k_step, warp * 16, tile.n - tile.start, dv,
-                              one, p);
+            store_lines<ROWS>(out, static_cast<T *>(data.dv) + token * data.dv_step + column, data.dv_step,
+                              warp * 16, tile.n - tile.start, dv, one, p);
         /* The tile was written by stores; TMA writes it next. */
         if constexpr (GROUPS == 1) fence_proxy_async();
         block.own.release(tiles);

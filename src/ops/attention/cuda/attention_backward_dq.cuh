@@ -81,22 +81,22 @@ __device__ inline void feed_queries(const attention_problem &p, const attention_
         int token = tile.first + tile.start, valid = tile.n - tile.start;
         block.own.await_empty(tiles);
         if (feeder.leads()) *block.item = {tile, head};
-        feeder.send<T, z::ROWS, WIDE>(block.shared + z::Q, block.own.full(tiles), &maps.q, data.q, p.heads,
+        feeder.send<T, z::ROWS, WIDE>(block.shared + z::Q, block.own.full(tiles), &maps.q, data.q, data.q_step,
                                       head, token, valid);
         feeder.send<T, z::ROWS, WIDE>(block.shared + z::DOUT, block.own.full(tiles), &maps.dout, data.dout,
-                                      p.heads, head, token, valid);
+                                      out_step(p), head, token, valid);
         for (int j = first; j < end; j += z::KEYS, step++) {
             int at = step % z::STAGES * z::TILE;
             block.keys.await_empty(step);
             feeder.send<T, z::KEYS, WIDE>(block.shared + z::K + at, block.keys.full(step), &maps.k, data.k,
-                                          p.key_heads, key_head, tile.first + j, tile.n - j);
+                                          data.k_step, key_head, tile.first + j, tile.n - j);
             block.values.await_empty(step);
             feeder.send<T, z::KEYS, WIDE>(block.shared + z::V + at, block.values.full(step), &maps.v, data.v,
-                                          p.key_heads, key_head, tile.first + j, tile.n - j);
+                                          data.v_step, key_head, tile.first + j, tile.n - j);
             if (j != first) continue;
             block.out.await_empty(tiles);
             feeder.send<T, z::ROWS, WIDE>(block.shared + z::OUT, block.out.full(tiles), &maps.out, data.out,
-                                          p.heads, head, token, valid);
+                                          out_step(p), head, token, valid);
         }
         tiles++;
     });
@@ -213,13 +213,12 @@ __device__ inline void multiply_queries(const attention_problem &p, const attent
         step++;
 
         const float scale[2] = {p.scale, p.scale};
-        int64_t at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + item.head) * p.size;
+        int64_t at = (tile.first + tile.start) * data.dq_step + item.head * int64_t{p.size};
         if constexpr (SUMS)
             if (data.sums) end_sums(p, data, tile, item.head, row0, sums);
         if (data.dq)
-            store_lines<ROWS>(block.shared + z::OUT, static_cast<T *>(data.dq) + at,
-                              static_cast<int64_t>(p.heads) * p.size, warp * 16, tile.n - tile.start, dq,
-                              scale, p);
+            store_lines<ROWS>(block.shared + z::OUT, static_cast<T *>(data.dq) + at, data.dq_step, warp * 16,
+                              tile.n - tile.start, dq, scale, p);
         fence_proxy_async(); /* the tile was written by stores; TMA writes it next */
         block.out.release(tiles);
     }

@@ -87,6 +87,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) decode_split(const __grid_cons
     int64_t step = static_cast<int64_t>(p.key_heads) * p.size;
     int64_t base = (static_cast<int64_t>(b) * p.cached * p.key_heads + key_head) * p.size;
     const T *k = static_cast<const T *>(p.k) + base, *v = static_cast<const T *>(p.v) + base;
+    int64_t row_of_q = b * p.q_step + head * int64_t{p.size};
     float q[HEADS][VECTORS][z::COUNT], sums[HEADS][VECTORS][z::COUNT] = {}, top[HEADS], total[HEADS];
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) decode_split(const __grid_cons
 #pragma unroll
             for (int e = 0; e < z::COUNT; e++) {
                 int d = (n * LANES + mine) * z::COUNT + e;
-                int64_t at = (static_cast<int64_t>(b) * p.heads + head + h) * p.size + d;
+                int64_t at = row_of_q + h * p.size + d;
                 q[h][n][e] = h < heads && d < p.size ? read(p.q, p.dtype, at) * p.factor : 0;
             }
     }
@@ -261,8 +262,6 @@ const char *can_run(const nbl_context *ctx, const void *arguments)
 {
     (void)ctx;
     const nbl__attention_decode *a = static_cast<const nbl__attention_decode *>(arguments);
-    const char *why = nbl__dense_only(&nbl__attention_decode_family, false, arguments);
-    if (why) return why;
     if (vectors_of(a) > 64) return "heads of more than 1024 bytes";
     if (a->k.shape[1] / 64 > 65535 || a->q.shape[0] > 65535)
         return "a cache of more than 4M keys or 65535 sequences";
@@ -316,6 +315,7 @@ nbl_status run(const nbl__call *call, const void *arguments)
     problem p = {};
     lay_out(a, call->scratch, &p);
     if (a->q.shape[0] == 0 || p.splits == 0) return NBL_OK;
+    p.q_step = step_of(&a->q);
     p.q = a->q.data, p.k = a->k.data, p.v = a->v.data, p.sinks = a->sinks.data, p.out = a->out.data;
     p.lengths = static_cast<const int32_t *>(a->lengths.data);
     p.dtype = a->dtype;
@@ -332,7 +332,7 @@ nbl_status run(const nbl__call *call, const void *arguments)
     p.cap = a->softcap * LOG2_E;
     p.fault = nbl__call_cuda(call)->fault;
     bool mma = a->dtype == a->k.dtype && a->dtype != NBL_DTYPE_F32 && p.size <= 256 && p.wide &&
-               is_aligned(p.q, 16);
+               is_aligned(p.q, 16) && p.q_step % 8 == 0;
     if (mma) decode_mma_launch(p, a->q.shape[0], stream_of(call));
     else if (p.group == 1)
         NBL_BY_DTYPE(a->k.dtype, T, (launch<T, 1>(p, vectors_of(a), a->q.shape[0], stream_of(call))));

@@ -17,6 +17,7 @@ struct decode_problem {
     const int32_t *lengths;
     void *out;
     nbl_dtype dtype, sinks_dtype;
+    int64_t q_step; /* elements from a sequence's q to the next one's */
     int heads, key_heads, group, size, cached, window, splits, split, blocks_per_group;
     bool wide;
     float factor, cap;   /* as in attention.cuh */
@@ -115,7 +116,7 @@ __device__ inline void add_values(float (&out)[8][4], const float (&s)[2 * ROUND
 }
 
 /* Launches attention_decode_mma.cu. Needs q and caches of the same 16-bit dtype, heads of up to
- * 256, all aligned to 16 bytes. */
+ * 256, every row of a head aligned to 16 bytes. */
 void decode_mma_launch(decode_problem p, int64_t sequences, cudaStream_t stream);
 
 } // namespace nbl_cuda

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) decode_mma(const __grid_consta
     int64_t key_stride = static_cast<int64_t>(p.key_heads) * p.size;
     int64_t base = (static_cast<int64_t>(b) * p.cached * p.key_heads + key_head) * p.size;
     const T *k = static_cast<const T *>(p.k) + base, *v = static_cast<const T *>(p.v) + base;
-    const T *q = static_cast<const T *>(p.q) + (static_cast<int64_t>(b) * p.heads + head) * p.size;
+    const T *q = static_cast<const T *>(p.q) + b * p.q_step + head * int64_t{p.size};
     auto is_seen = [&](int key) { return key >= seen.x && key < seen.y; };
 
     uint4 keys[2 * ROUNDS][WIDE / 32], values[ROUNDS][WIDE / 64][4];

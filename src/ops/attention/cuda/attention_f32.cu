@@ -200,13 +200,12 @@ __global__ void __launch_bounds__(THREADS)
     if (!find_tile<ROWS>(p, slot, &tile)) return;
 
     int y = threadIdx.x / 16, x = threadIdx.x % 16, valid = tile.n - tile.start;
-    int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
-            k_step = static_cast<int64_t>(p.key_heads) * p.size;
-    int64_t q_at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
-    int64_t k_at = (static_cast<int64_t>(tile.first) * p.key_heads + head / p.group) * p.size;
+    int64_t token = tile.first + tile.start, q_column = head * int64_t{p.size},
+            k_column = head / p.group * int64_t{p.size}, k_step = data.k_step, v_step = data.v_step;
+    int64_t k_at = tile.first * k_step + k_column, v_at = tile.first * v_step + k_column;
     int first = first_key(p, tile.start) / ROWS * ROWS;
     int end = end_key(p, min(tile.start + ROWS, tile.n) - 1, tile.n);
-    load_rows<WIDE>(q, data.q, q_at, q_step, valid, p);
+    load_rows<WIDE>(q, data.q, token * data.q_step + q_column, data.q_step, valid, p);
 
     /* top: the largest logit so far. total: Σ 2^(logit - top), this thread's columns only. */
     float out[4][z::SUMS] = {}, top[4], total[4], sink = sink_of(p, head);
@@ -215,7 +214,7 @@ __global__ void __launch_bounds__(THREADS)
         float s[4][4];
         __syncthreads();
         load_rows<WIDE>(k, data.k, k_at + j * k_step, k_step, tile.n - j, p);
-        load_rows<WIDE>(v, data.v, k_at + j * k_step, k_step, tile.n - j, p);
+        load_rows<WIDE>(v, data.v, v_at + j * v_step, v_step, tile.n - j, p);
         __syncthreads();
         multiply_rows<WIDE>(s, q, k);
 #pragma unroll
@@ -248,7 +247,7 @@ __global__ void __launch_bounds__(THREADS)
             data.lse[static_cast<int64_t>(tile.first + tile.start + y * 4 + i) * p.heads + head] = fmaf(
                 top[i], LN_2, logf(sum));
     }
-    store_sums<WIDE>(data.out, q_at, q_step, valid, out, inverse, p);
+    store_sums<WIDE>(data.out, token * out_step(p) + q_column, out_step(p), valid, out, inverse, p);
 }
 
 /* ---- backward ---- */
@@ -269,13 +268,11 @@ __global__ void __launch_bounds__(THREADS) backward_keys_f32(const __grid_consta
     if (!find_tile<ROWS>(p, blockIdx.x / p.key_heads, &tile)) return;
 
     int y = threadIdx.x / 16, x = threadIdx.x % 16, valid = tile.n - tile.start;
-    int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
-            k_step = static_cast<int64_t>(p.key_heads) * p.size;
-    int64_t k_at = (static_cast<int64_t>(tile.first + tile.start) * p.key_heads + head) * p.size;
+    int64_t token = tile.first + tile.start, k_column = head * int64_t{p.size};
     int first = first_query(p, tile.start) / ROWS * ROWS;
     int end = end_query(p, min(tile.start + ROWS, tile.n) - 1, tile.n);
-    load_rows<WIDE>(k, data.k, k_at, k_step, valid, p);
-    load_rows<WIDE>(v, data.v, k_at, k_step, valid, p);
+    load_rows<WIDE>(k, data.k, token * data.k_step + k_column, data.k_step, valid, p);
+    load_rows<WIDE>(v, data.v, token * data.v_step + k_column, data.v_step, valid, p);
 
     float dk[4][z::SUMS] = {}, dv[4][z::SUMS] = {};
     for (int h = head * p.group; h < (head + 1) * p.group; h++) {
@@ -283,10 +280,10 @@ __global__ void __launch_bounds__(THREADS) backward_keys_f32(const __grid_consta
         const float *delta = data.delta + static_cast<int64_t>(h) * p.tokens + tile.first;
         for (int i0 = first; i0 < end; i0 += ROWS) {
             float s[4][4], d[4][4];
-            int64_t at = (static_cast<int64_t>(tile.first + i0) * p.heads + h) * p.size;
+            int64_t query = tile.first + i0, q_column = h * int64_t{p.size};
             __syncthreads();
-            load_rows<WIDE>(q, data.q, at, q_step, tile.n - i0, p);
-            load_rows<WIDE>(dout, data.dout, at, q_step, tile.n - i0, p);
+            load_rows<WIDE>(q, data.q, query * data.q_step + q_column, data.q_step, tile.n - i0, p);
+            load_rows<WIDE>(dout, data.dout, query * out_step(p) + q_column, out_step(p), tile.n - i0, p);
             __syncthreads();
             multiply_rows<WIDE>(s, k, q);
             multiply_rows<WIDE>(d, v, dout);
@@ -310,8 +307,8 @@ __global__ void __launch_bounds__(THREADS) backward_keys_f32(const __grid_consta
         }
     }
     const float one[4] = {1, 1, 1, 1}, scale[4] = {p.scale, p.scale, p.scale, p.scale};
-    if (data.dk) store_sums<WIDE>(data.dk, k_at, k_step, valid, dk, scale, p);
-    if (data.dv) store_sums<WIDE>(data.dv, k_at, k_step, valid, dv, one, p);
+    if (data.dk) store_sums<WIDE>(data.dk, token * data.dk_step + k_column, data.dk_step, valid, dk, scale, p);
+    if (data.dv) store_sums<WIDE>(data.dv, token * data.dv_step + k_column, data.dv_step, valid, dv, one, p);
 }
 
 /* dQ, and Σ P · dP of every query for the gradient of the sinks. A block: 64 queries of one head,
@@ -330,15 +327,14 @@ __global__ void __launch_bounds__(THREADS) backward_queries_f32(const __grid_con
     if (!find_tile<ROWS>(p, slot, &tile)) return;
 
     int y = threadIdx.x / 16, x = threadIdx.x % 16, valid = tile.n - tile.start;
-    int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
-            k_step = static_cast<int64_t>(p.key_heads) * p.size;
-    int64_t q_at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
-    int64_t k_at = (static_cast<int64_t>(tile.first) * p.key_heads + head / p.group) * p.size;
+    int64_t token = tile.first + tile.start, q_column = head * int64_t{p.size},
+            k_column = head / p.group * int64_t{p.size}, k_step = data.k_step, v_step = data.v_step;
+    int64_t k_at = tile.first * k_step + k_column, v_at = tile.first * v_step + k_column;
     int64_t row_at = static_cast<int64_t>(head) * p.tokens + tile.first + tile.start;
     int first = first_key(p, tile.start) / ROWS * ROWS;
     int end = end_key(p, min(tile.start + ROWS, tile.n) - 1, tile.n);
-    load_rows<WIDE>(q, data.q, q_at, q_step, valid, p);
-    load_rows<WIDE>(dout, data.dout, q_at, q_step, valid, p);
+    load_rows<WIDE>(q, data.q, token * data.q_step + q_column, data.q_step, valid, p);
+    load_rows<WIDE>(dout, data.dout, token * out_step(p) + q_column, out_step(p), valid, p);
 
     float dq[4][z::SUMS] = {}, lse[4], delta[4], sums[4] = {};
 #pragma unroll
@@ -350,7 +346,7 @@ __global__ void __launch_bounds__(THREADS) backward_queries_f32(const __grid_con
         float s[4][4], d[4][4];
         __syncthreads();
         load_rows<WIDE>(k, data.k, k_at + j * k_step, k_step, tile.n - j, p);
-        load_rows<WIDE>(v, data.v, k_at + j * k_step, k_step, tile.n - j, p);
+        load_rows<WIDE>(v, data.v, v_at + j * v_step, v_step, tile.n - j, p);
         __syncthreads();
         multiply_rows<WIDE>(s, q, k);
         multiply_rows<WIDE>(d, dout, v);
@@ -367,7 +363,7 @@ __global__ void __launch_bounds__(THREADS) backward_queries_f32(const __grid_con
         multiply_scores<WIDE>(dq, scores, k);
     }
     const float scale[4] = {p.scale, p.scale, p.scale, p.scale};
-    if (data.dq) store_sums<WIDE>(data.dq, q_at, q_step, valid, dq, scale, p);
+    if (data.dq) store_sums<WIDE>(data.dq, token * data.dq_step + q_column, data.dq_step, valid, dq, scale, p);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float sum = row_sum(sums[i]);
@@ -381,7 +377,7 @@ template <bool BACKWARD> const char *can_run(const nbl_context *ctx, const void 
 {
     (void)ctx;
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
-    const char *why = nbl__dense_only(&nbl__attention_family, BACKWARD, arguments);
+    const char *why = nbl__wide_strides_only(&nbl__attention_family, BACKWARD, arguments);
     if (why) return why;
     if (a->dtype != NBL_DTYPE_F32) return "not f32";
     if (a->q.shape[2] > 128) return "heads of more than 128";

@@ -154,18 +154,18 @@ __global__ void __launch_bounds__(THREADS, forward_shape<WIDE>::BLOCKS)
     if (!find_tile<z::ROWS>(p, slot, &tile)) return;
 
     int warp = threadIdx.x / 32;
-    int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
-            k_step = static_cast<int64_t>(p.key_heads) * p.size;
-    int64_t q_at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
-    int64_t k_at = (static_cast<int64_t>(tile.first) * p.key_heads + head / p.group) * p.size;
-    const T *k = static_cast<const T *>(data.k) + k_at, *v = static_cast<const T *>(data.v) + k_at;
+    int64_t token = tile.first + tile.start, q_column = head * int64_t{p.size},
+            k_column = head / p.group * int64_t{p.size}, k_step = data.k_step, v_step = data.v_step;
+    const T *k = static_cast<const T *>(data.k) + tile.first * k_step + k_column;
+    const T *v = static_cast<const T *>(data.v) + tile.first * v_step + k_column;
     int last = min(tile.start + z::ROWS, tile.n) - 1;
     int first = first_key(p, tile.start) / z::KEYS * z::KEYS, end = end_key(p, last, tile.n);
 
-    load_tile<T, THREADS, z::ROWS, WIDE>(shared_q, static_cast<const T *>(data.q) + q_at, q_step,
-                                         tile.n - tile.start, p);
+    load_tile<T, THREADS, z::ROWS, WIDE>(shared_q,
+                                         static_cast<const T *>(data.q) + token * data.q_step + q_column,
+                                         data.q_step, tile.n - tile.start, p);
     load_tile<T, THREADS, z::KEYS, WIDE>(tiles, k + first * k_step, k_step, tile.n - first, p);
-    load_tile<T, THREADS, z::KEYS, WIDE>(tiles + z::TILE, v + first * k_step, k_step, tile.n - first, p);
+    load_tile<T, THREADS, z::KEYS, WIDE>(tiles + z::TILE, v + first * v_step, v_step, tile.n - first, p);
     copies_sent();
 
     /* top: the largest logit so far. total: Σ 2^(logit - top), this lane's columns only. */
@@ -180,9 +180,9 @@ __global__ void __launch_bounds__(THREADS, forward_shape<WIDE>::BLOCKS)
         __syncthreads();
         /* All warps have passed the barrier, so nobody reads `next` any more. */
         if (j + z::KEYS < end) {
-            int64_t at = (j + z::KEYS) * k_step;
-            load_tile<T, THREADS, z::KEYS, WIDE>(next, k + at, k_step, tile.n - j - z::KEYS, p);
-            load_tile<T, THREADS, z::KEYS, WIDE>(next + z::TILE, v + at, k_step, tile.n - j - z::KEYS, p);
+            int then = j + z::KEYS;
+            load_tile<T, THREADS, z::KEYS, WIDE>(next, k + then * k_step, k_step, tile.n - then, p);
+            load_tile<T, THREADS, z::KEYS, WIDE>(next + z::TILE, v + then * v_step, v_step, tile.n - then, p);
         }
         copies_sent();
 
@@ -205,8 +205,8 @@ __global__ void __launch_bounds__(THREADS, forward_shape<WIDE>::BLOCKS)
     for (int m = 0; m < M; m++) {
         float inverse[2];
         end_rows(p, data, tile, head, row0 + m * 16, top[m], total[m], inverse);
-        store_rows(static_cast<T *>(data.out) + q_at, q_step, warp * 16 * M + m * 16, tile.n - tile.start,
-                   out[m], inverse, 0, p);
+        store_rows(static_cast<T *>(data.out) + token * out_step(p) + q_column, out_step(p),
+                   warp * 16 * M + m * 16, tile.n - tile.start, out[m], inverse, 0, p);
     }
 }
 
@@ -252,9 +252,7 @@ __global__ void __launch_bounds__(THREADS, keys_shape<WIDE>::BLOCKS)
     if (!find_tile<z::ROWS>(p, blockIdx.x / p.key_heads, &tile)) return;
 
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
-            k_step = static_cast<int64_t>(p.key_heads) * p.size;
-    int64_t k_at = (static_cast<int64_t>(tile.first + tile.start) * p.key_heads + head) * p.size;
+    int64_t token = tile.first + tile.start, k_column = head * int64_t{p.size};
     int last = min(tile.start + z::ROWS, tile.n) - 1;
     int first = first_query(p, tile.start) / z::QUERIES * z::QUERIES;
     int walk = (end_query(p, last, tile.n) - first + z::QUERIES - 1) / z::QUERIES; /* tiles, for each head */
@@ -263,21 +261,25 @@ __global__ void __launch_bounds__(THREADS, keys_shape<WIDE>::BLOCKS)
      * others. Rows past the sequence are zeros, so their products are zeros. */
     auto fetch = [&](int step, int stage) {
         int h = head * p.group + step / walk, i = first + step % walk * z::QUERIES;
-        int64_t token = tile.first + i, at = (token * p.heads + h) * p.size;
+        int64_t token = tile.first + i, q_column = h * int64_t{p.size};
         char *to = stages + stage * z::STAGE;
-        load_tile<T, THREADS, z::QUERIES, WIDE>(to, static_cast<const T *>(data.q) + at, q_step, tile.n - i,
-                                                p);
-        load_tile<T, THREADS, z::QUERIES, WIDE>(to + z::TILE, static_cast<const T *>(data.dout) + at, q_step,
-                                                tile.n - i, p);
+        load_tile<T, THREADS, z::QUERIES, WIDE>(to,
+                                                static_cast<const T *>(data.q) + token * data.q_step + q_column,
+                                                data.q_step, tile.n - i, p);
+        load_tile<T, THREADS, z::QUERIES, WIDE>(
+            to + z::TILE, static_cast<const T *>(data.dout) + token * out_step(p) + q_column, out_step(p),
+            tile.n - i, p);
         const float *row = threadIdx.x < z::QUERIES ? data.lse2 : data.delta;
         int r = threadIdx.x % z::QUERIES;
         copy_4(shared_address(to + 2 * z::TILE) + threadIdx.x * 4,
                row + static_cast<int64_t>(h) * p.tokens + token + (i + r < tile.n ? r : 0), i + r < tile.n);
     };
-    load_tile<T, THREADS, z::ROWS, WIDE>(shared_k, static_cast<const T *>(data.k) + k_at, k_step,
-                                         tile.n - tile.start, p);
-    load_tile<T, THREADS, z::ROWS, WIDE>(shared_v, static_cast<const T *>(data.v) + k_at, k_step,
-                                         tile.n - tile.start, p);
+    load_tile<T, THREADS, z::ROWS, WIDE>(shared_k,
+                                         static_cast<const T *>(data.k) + token * data.k_step + k_column,
+                                         data.k_step, tile.n - tile.start, p);
+    load_tile<T, THREADS, z::ROWS, WIDE>(shared_v,
+                                         static_cast<const T *>(data.v) + token * data.v_step + k_column,
+                                         data.v_step, tile.n - tile.start, p);
     fetch(0, 0);
     copies_sent();
 
@@ -313,9 +315,11 @@ __global__ void __launch_bounds__(THREADS, keys_shape<WIDE>::BLOCKS)
     const float one[2] = {1, 1}, scale[2] = {p.scale, p.scale};
     int valid = tile.n - tile.start;
     if (data.dk)
-        store_rows(static_cast<T *>(data.dk) + k_at, k_step, warp * 16, valid, dk[0], scale, column, p);
+        store_rows(static_cast<T *>(data.dk) + token * data.dk_step + k_column, data.dk_step, warp * 16,
+                   valid, dk[0], scale, column, p);
     if (data.dv)
-        store_rows(static_cast<T *>(data.dv) + k_at, k_step, warp * 16, valid, dv[0], one, column, p);
+        store_rows(static_cast<T *>(data.dv) + token * data.dv_step + k_column, data.dv_step, warp * 16,
+                   valid, dv[0], one, column, p);
 }
 
 /* Shared memory: Q | dO | K, V of stage 0 | K, V of stage 1. BYTES is 64 KiB for heads of up to 64,
@@ -344,19 +348,21 @@ __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
     if (!find_tile<z::ROWS>(p, slot, &tile)) return;
 
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
-            k_step = static_cast<int64_t>(p.key_heads) * p.size;
-    int64_t q_at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
-    int64_t k_at = (static_cast<int64_t>(tile.first) * p.key_heads + head / p.group) * p.size;
-    const T *k = static_cast<const T *>(data.k) + k_at, *v = static_cast<const T *>(data.v) + k_at;
+    int64_t token = tile.first + tile.start, q_column = head * int64_t{p.size},
+            k_column = head / p.group * int64_t{p.size}, k_step = data.k_step, v_step = data.v_step;
+    const T *k = static_cast<const T *>(data.k) + tile.first * k_step + k_column;
+    const T *v = static_cast<const T *>(data.v) + tile.first * v_step + k_column;
     int last = min(tile.start + z::ROWS, tile.n) - 1, valid = tile.n - tile.start;
     int first = first_key(p, tile.start) / z::KEYS * z::KEYS, end = end_key(p, last, tile.n);
 
-    load_tile<T, THREADS, z::ROWS, WIDE>(shared_q, static_cast<const T *>(data.q) + q_at, q_step, valid, p);
-    load_tile<T, THREADS, z::ROWS, WIDE>(shared_dout, static_cast<const T *>(data.dout) + q_at, q_step, valid,
-                                         p);
+    load_tile<T, THREADS, z::ROWS, WIDE>(shared_q,
+                                         static_cast<const T *>(data.q) + token * data.q_step + q_column,
+                                         data.q_step, valid, p);
+    load_tile<T, THREADS, z::ROWS, WIDE>(shared_dout,
+                                         static_cast<const T *>(data.dout) + token * out_step(p) + q_column,
+                                         out_step(p), valid, p);
     load_tile<T, THREADS, z::KEYS, WIDE>(tiles, k + first * k_step, k_step, tile.n - first, p);
-    load_tile<T, THREADS, z::KEYS, WIDE>(tiles + z::TILE, v + first * k_step, k_step, tile.n - first, p);
+    load_tile<T, THREADS, z::KEYS, WIDE>(tiles + z::TILE, v + first * v_step, v_step, tile.n - first, p);
     copies_sent();
 
     float dq[M][WIDE / 8][4] = {}, lse[M][2], delta[M][2], sums[M][2] = {};
@@ -376,9 +382,9 @@ __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
         await_copies();
         __syncthreads();
         if (j + z::KEYS < end) {
-            int64_t at = (j + z::KEYS) * k_step;
-            load_tile<T, THREADS, z::KEYS, WIDE>(next, k + at, k_step, tile.n - j - z::KEYS, p);
-            load_tile<T, THREADS, z::KEYS, WIDE>(next + z::TILE, v + at, k_step, tile.n - j - z::KEYS, p);
+            int then = j + z::KEYS;
+            load_tile<T, THREADS, z::KEYS, WIDE>(next, k + then * k_step, k_step, tile.n - then, p);
+            load_tile<T, THREADS, z::KEYS, WIDE>(next + z::TILE, v + then * v_step, v_step, tile.n - then, p);
         }
         copies_sent();
 
@@ -406,8 +412,8 @@ __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
     for (int m = 0; m < M; m++) {
         if (data.sums) end_sums(p, data, tile, head, row0 + m * 16, sums[m]);
         if (data.dq)
-            store_rows(static_cast<T *>(data.dq) + q_at, q_step, warp * 16 * M + m * 16, valid, dq[m], scale,
-                       0, p);
+            store_rows(static_cast<T *>(data.dq) + token * data.dq_step + q_column, data.dq_step,
+                       warp * 16 * M + m * 16, valid, dq[m], scale, 0, p);
     }
 }
 
@@ -417,7 +423,7 @@ template <bool BACKWARD> const char *can_run(const nbl_context *ctx, const void 
 {
     (void)ctx;
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
-    const char *why = nbl__dense_only(&nbl__attention_family, BACKWARD, arguments);
+    const char *why = nbl__wide_strides_only(&nbl__attention_family, BACKWARD, arguments);
     if (why) return why;
     if (a->dtype == NBL_DTYPE_F32) return "f32";
     if (a->q.shape[2] > 256) return "heads of more than 256";

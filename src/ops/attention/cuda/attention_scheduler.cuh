@@ -190,16 +190,15 @@ struct feeder {
     }
 
     /* Sends ROWS rows of a head from `token` on to the tile `to`; `valid` of them exist. Arrives
-     * once at `full`. Three ways: rows that TMA cannot read; rows up to the end of the sequence or
+     * once at `full`. `step`: elements from a token to the next. Three ways: rows that TMA cannot read; rows up to the end of the sequence or
      * of the tensor, by TMA alone; else TMA to `spare`, then zeros over the rows of the next
      * sequence. */
     template <typename T, int ROWS, int WIDE>
-    __device__ void send(char *to, uint32_t full, const CUtensorMap *map, const void *tensor, int heads,
-                         int head, int token, int valid)
+    __device__ void send(char *to, uint32_t full, const CUtensorMap *map, const void *tensor,
+                         int64_t step, int head, int token, int valid)
     {
         if (!p.wide) {
-            int64_t step = static_cast<int64_t>(heads) * p.size;
-            const T *from = static_cast<const T *>(tensor) + (token * int64_t{heads} + head) * p.size;
+            const T *from = static_cast<const T *>(tensor) + token * step + head * int64_t{p.size};
             load_tile<T, 128, ROWS, WIDE>(to, from, step, valid, p);
             /* Ordinary writes must be visible to wgmma, and all of them done before the arrival. */
             fence_proxy_async();
@@ -298,7 +297,7 @@ static inline bool attention_maps_of(const nbl__call *call, const nbl__attention
     for (int i = 0; encode != NULL && i < 5; i++) {
         cuuint64_t size = static_cast<cuuint64_t>(p.size), heads = static_cast<cuuint64_t>(from[i]->shape[1]);
         cuuint64_t sizes[3] = {size, heads, static_cast<cuuint64_t>(p.tokens)};
-        cuuint64_t strides[2] = {size * 2, heads * size * 2};
+        cuuint64_t strides[2] = {size * 2, static_cast<cuuint64_t>(step_of(from[i])) * 2};
         cuuint32_t box[3] = {64, 1, BOX_ROWS}, ones[3] = {1, 1, 1};
         if (from[i]->data == NULL) continue;
         if (encode(to[i],

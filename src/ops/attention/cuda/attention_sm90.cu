@@ -77,19 +77,20 @@ __device__ inline void feed(const attention_problem &p, const attention_data &da
         if (!find_ranked<z::ROWS>(p, number / p.heads, false, &tile)) return;
         int first = first_key_of<z::KEYS>(p, tile), end = end_key_of<z::ROWS>(p, tile);
         auto send_keys = [&](const ring<z::STAGES> &ring, int slot, const CUtensorMap *map, const void *from,
-                             int at, int j) {
+                             int64_t row, int at, int j) {
             ring.await_empty(at);
             feeder.send<T, z::KEYS, WIDE>(block.shared + slot + ring.slot(at) * z::TILE, ring.full(at), map,
-                                          from, p.key_heads, key_head, tile.first + j, tile.n - j);
+                                          from, row, key_head, tile.first + j, tile.n - j);
         };
         block.queries.await_empty(tiles);
         if (feeder.leads()) *block.item = {tile, head};
         feeder.send<T, z::ROWS, WIDE>(block.shared + z::Q, block.queries.full(tiles++), &maps.q, data.q,
-                                      p.heads, head, tile.first + tile.start, tile.n - tile.start);
-        send_keys(block.keys, z::K, &maps.k, data.k, step, first);
+                                      data.q_step, head, tile.first + tile.start, tile.n - tile.start);
+        send_keys(block.keys, z::K, &maps.k, data.k, data.k_step, step, first);
         for (int j = first; j < end; j += z::KEYS, step++) {
-            if (j + z::KEYS < end) send_keys(block.keys, z::K, &maps.k, data.k, step + 1, j + z::KEYS);
-            send_keys(block.values, z::V, &maps.v, data.v, step, j);
+            if (j + z::KEYS < end)
+                send_keys(block.keys, z::K, &maps.k, data.k, data.k_step, step + 1, j + z::KEYS);
+            send_keys(block.values, z::V, &maps.v, data.v, data.v_step, step, j);
         }
     });
     block.queries.await_empty(tiles);
@@ -109,7 +110,6 @@ __device__ inline void multiply(const attention_problem &p, const attention_data
     typedef forward_shape<WIDE> z;
     constexpr int N = z::N, KEYS = z::KEYS, ROWS = z::ROWS;
     const int warp = threadIdx.x / 32 - 4;
-    const int64_t q_step = static_cast<int64_t>(p.heads) * p.size;
     const float factor = logit_factor(p);
     const uint32_t q = shared_address(block.shared + z::Q) + group * 64 * 128,
                    keys = shared_address(block.shared + z::K), values = shared_address(block.shared + z::V);
@@ -178,7 +178,7 @@ __device__ inline void multiply(const attention_problem &p, const attention_data
         float inverse[2];
         int64_t at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
         end_rows(p, data, tile, head, row0, top, total, inverse);
-        store_lines<ROWS>(block.shared + z::OUT, static_cast<T *>(data.out) + at, q_step, warp * 16,
+        store_lines<ROWS>(block.shared + z::OUT, static_cast<T *>(data.out) + at, out_step(p), warp * 16,
                           tile.n - tile.start, out, inverse, p);
     }
 }

@@ -35,6 +35,7 @@ constexpr int RANKS = 8, HEADS = 8;
 struct step_problem {
     decode_problem d; /* its k and v are the caches */
     const void *new_k, *new_v;
+    int64_t new_k_step, new_v_step; /* elements from a sequence's to the next one's */
     const float *cosines, *sines;
     int half; /* pairs of dimensions that rope rotates */
 };
@@ -132,10 +133,10 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(dependent, const _
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, last = seen.y - 1;
     T *k = static_cast<T *>(const_cast<void *>(p.d.k)) + base;
     T *v = static_cast<T *>(const_cast<void *>(p.d.v)) + base;
-    int64_t fresh = (static_cast<int64_t>(b) * p.d.key_heads + key_head) * p.d.size;
-    const T *new_k = static_cast<const T *>(p.new_k) + fresh,
-            *new_v = static_cast<const T *>(p.new_v) + fresh;
-    const T *q = static_cast<const T *>(p.d.q) + (static_cast<int64_t>(b) * p.d.heads + head) * p.d.size;
+    int64_t column = key_head * int64_t{p.d.size};
+    const T *new_k = static_cast<const T *>(p.new_k) + b * p.new_k_step + column,
+            *new_v = static_cast<const T *>(p.new_v) + b * p.new_v_step + column;
+    const T *q = static_cast<const T *>(p.d.q) + b * p.d.q_step + head * int64_t{p.d.size};
     auto is_seen = [&](int key) { return key >= seen.x && key < seen.y; };
 
     uint4 x[WIDE / 32];
@@ -294,7 +295,8 @@ __global__ void rotate_and_keep(const __grid_constant__ step_problem p, nbl_dtyp
     int64_t at, slot;
     if (which < p.d.heads) {
         from = p.d.q;
-        at = slot = (static_cast<int64_t>(b) * p.d.heads + which) * size;
+        at = b * p.d.q_step + which * int64_t{size};
+        slot = (static_cast<int64_t>(b) * p.d.heads + which) * size;
     } else {
         int head = (which - p.d.heads) % p.d.key_heads;
         bool value = which >= p.d.heads + p.d.key_heads;
@@ -302,7 +304,7 @@ __global__ void rotate_and_keep(const __grid_constant__ step_problem p, nbl_dtyp
         from = value ? p.new_v : p.new_k;
         to = const_cast<void *>(value ? p.d.v : p.d.k);
         to_dtype = kept;
-        at = (static_cast<int64_t>(b) * p.d.key_heads + head) * size;
+        at = b * (value ? p.new_v_step : p.new_k_step) + head * int64_t{size};
         slot = ((static_cast<int64_t>(b) * p.d.cached + length - 1) * p.d.key_heads + head) * size;
     }
     bool rotates = which < p.d.heads + p.d.key_heads;
@@ -342,6 +344,7 @@ step_problem problem_of(const nbl__attention_step *a)
     p.d.factor = static_cast<float>(a->softcap != 0 ? scale / a->softcap : scale * 1.4426950408889634);
     p.d.cap = a->softcap * LOG2_E;
     p.new_k = a->k.data, p.new_v = a->v.data;
+    p.d.q_step = step_of(&a->q), p.new_k_step = step_of(&a->k), p.new_v_step = step_of(&a->v);
     p.cosines = static_cast<const float *>(a->cos.data), p.sines = static_cast<const float *>(a->sin.data);
     p.half = static_cast<int>(a->cos.shape[1]);
     return p;
@@ -351,7 +354,7 @@ const char *can_fast(const nbl_context *ctx, const void *arguments)
 {
     (void)ctx;
     const nbl__attention_step *a = static_cast<const nbl__attention_step *>(arguments);
-    const char *why = nbl__dense_only(&nbl__attention_step_family, false, arguments);
+    const char *why = nbl__wide_strides_only(&nbl__attention_step_family, false, arguments);
     int64_t size = a->q.shape[2];
     if (why) return why;
     int device = 0, major = 0;
@@ -427,11 +430,9 @@ nbl_status run_fast(const nbl__call *call, const void *arguments)
 
 const char *can_general(const nbl_context *ctx, const void *arguments)
 {
-    (void)ctx;
     const nbl__attention_step *a = static_cast<const nbl__attention_step *>(arguments);
-    const char *why = nbl__dense_only(&nbl__attention_step_family, false, arguments);
     nbl__attention_decode decode = nbl__attention_of_step(a, &a->q);
-    return why ? why : nbl__attention_decode_cuda.can(ctx, &decode);
+    return nbl__attention_decode_cuda.can(ctx, &decode);
 }
 
 } // namespace
