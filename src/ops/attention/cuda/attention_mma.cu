@@ -350,10 +350,11 @@ __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int64_t token = tile.first + tile.start, q_column = head * int64_t{p.size},
             k_column = head / p.group * int64_t{p.size}, k_step = data.k_step, v_step = data.v_step;
-    const T *k = static_cast<const T *>(data.k) + tile.first * k_step + k_column;
-    const T *v = static_cast<const T *>(data.v) + tile.first * v_step + k_column;
     int last = min(tile.start + z::ROWS, tile.n) - 1, valid = tile.n - tile.start;
     int first = first_key(p, tile.start) / z::KEYS * z::KEYS, end = end_key(p, last, tile.n);
+    /* The next tile to load. */
+    const T *k = static_cast<const T *>(data.k) + (tile.first + first) * k_step + k_column;
+    const T *v = static_cast<const T *>(data.v) + (tile.first + first) * v_step + k_column;
 
     load_tile<T, THREADS, z::ROWS, WIDE>(shared_q,
                                          static_cast<const T *>(data.q) + token * data.q_step + q_column,
@@ -361,8 +362,8 @@ __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
     load_tile<T, THREADS, z::ROWS, WIDE>(shared_dout,
                                          static_cast<const T *>(data.dout) + token * out_step(p) + q_column,
                                          out_step(p), valid, p);
-    load_tile<T, THREADS, z::KEYS, WIDE>(tiles, k + first * k_step, k_step, tile.n - first, p);
-    load_tile<T, THREADS, z::KEYS, WIDE>(tiles + z::TILE, v + first * v_step, v_step, tile.n - first, p);
+    load_tile<T, THREADS, z::KEYS, WIDE>(tiles, k, k_step, tile.n - first, p);
+    load_tile<T, THREADS, z::KEYS, WIDE>(tiles + z::TILE, v, v_step, tile.n - first, p);
     copies_sent();
 
     float dq[M][WIDE / 8][4] = {}, lse[M][2], delta[M][2], sums[M][2] = {};
@@ -383,8 +384,9 @@ __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
         __syncthreads();
         if (j + z::KEYS < end) {
             int then = j + z::KEYS;
-            load_tile<T, THREADS, z::KEYS, WIDE>(next, k + then * k_step, k_step, tile.n - then, p);
-            load_tile<T, THREADS, z::KEYS, WIDE>(next + z::TILE, v + then * v_step, v_step, tile.n - then, p);
+            k += z::KEYS * k_step, v += z::KEYS * v_step;
+            load_tile<T, THREADS, z::KEYS, WIDE>(next, k, k_step, tile.n - then, p);
+            load_tile<T, THREADS, z::KEYS, WIDE>(next + z::TILE, v, v_step, tile.n - then, p);
         }
         copies_sent();
 
