@@ -75,6 +75,18 @@ for device in sm_90 sm_80; do
     done
 done
 
+# Views: q, k, v and gate, up of fused matrices are read and written where they lie. A row of dispatch that copies strided
+# tensors would copy within the device, row by row.
+echo '[[1,5,9,2,7,3,11,4],[8,6,1,13,2]]' >ids.json
+phi3=$root/tests/data/models/phi3
+for device in sm_90 sm_80; do
+    rm -f gradients
+    NIBBLE_CUDA_TRACE=trace NIBBLE_CUDA_TRACE_DEVICE=$device "$nibble" grads "$phi3" --ids ids.json --labels ids.json \
+        --adapter "$phi3/lora" --dtype bf16 --out gradients --device cuda --quiet
+    grep -q '^kernel .*attention' trace || fail "$device phi3: no attention in the trace"
+    ! grep '^copy on device .* rows of ' trace || fail "$device phi3: a view is copied"
+done
+
 # Every call fails once. A CUDA call whose failure does not matter frees something, or belongs to a step that is begun
 # ahead of its turn and is begun again.
 rm -rf out
