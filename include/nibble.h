@@ -963,8 +963,8 @@ NBL_API nbl_status nbl_model_tokenizer(nbl_model *model,
 NBL_API void nbl_tokenizer_close(nbl_tokenizer *tokenizer);
 
 /* The ids of one text of `size` bytes. Nothing is cut and nothing is padded:
- * see nbl_tokenizer_set_truncation_and_padding. Special tokens that the text itself spells are
- * found in any case. Text that is not UTF-8 is an NBL_ERROR_FORMAT.
+ * see nbl_tokenizer_set_truncation_and_padding. Special tokens that the text
+ * itself spells are found in any case. Text that is not UTF-8 is an NBL_ERROR_FORMAT.
  *
  *   special   true: with the tokens that the model puts around a text, such as
  *             <s>
@@ -1126,8 +1126,8 @@ NBL_API void nbl_rendering_free(nbl_rendering *rendering);
 
 /* The tokens that end a sequence: eos_token_id of generation_config.json (that
  * of the adapter's folder, else the model's), else of config.json; of a .gguf
- * file eos, eot and eom. Writes at most `room` of them to ends and returns how
- * many there are. */
+ * file eos, eot and eom. Writes at most `room` of them to `ids` and returns
+ * how many there are. */
 NBL_API int64_t nbl_model_eos_ids(const nbl_model *model, int32_t *ids,
                                   int64_t room);
 /* The eos_token of tokenizer_config.json in the adapter's folder, as an id of
@@ -1178,8 +1178,8 @@ NBL_API void nbl_stop_matcher_close(nbl_stop_matcher *matcher);
  */
 typedef struct nbl_chat_encoder nbl_chat_encoder;
 
-/* Borrows the three until the close. A template without templates is an
- * NBL_ERROR_NOT_FOUND. */
+/* Borrows the three until the close. A `chat_template` whose
+ * nbl_chat_template_count is 0 is an NBL_ERROR_NOT_FOUND. */
 NBL_API nbl_status nbl_chat_encoder_open(nbl_model *model,
                                          nbl_tokenizer *tokenizer,
                                          nbl_chat_template *chat_template,

@@ -133,7 +133,7 @@ static const char *targets_of(const nbl_adapter *adapter)
     return list;
 }
 
-/* Prints the settings of adapter_config.json. Without it only "type: not told" is printed. */
+/* Prints the settings of adapter_config.json. Without it only "type: not stated" is printed. */
 static void print_settings(const nbl_adapter *adapter, const nbl_adapter_summary *s)
 {
     if (s->type == NULL) {

@@ -14,7 +14,7 @@
 
 enum { MAX_VALUES = 16 }; /* of the values, only the largest are shown */
 
-/* Bytes by purpose. docs/ARCHITECTURE.md (Plans) says what each arena holds. */
+/* Bytes by purpose. docs/ARCHITECTURE.md (Graph and plans) has the table of what each holds. */
 static cli_json *arenas_json(const nbl_plan_arenas *a)
 {
     cli_json *arenas = cli_json_object();

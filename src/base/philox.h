@@ -1,8 +1,8 @@
 /* philox.h - Philox-4x32-10, a counter-based random generator (Salmon et al. 2011).
  *
- * out[4] is a pure function of a 128-bit counter and a 64-bit key. Backward therefore recomputes
- * a dropout mask instead of storing it, in any order and with any number of threads. Constants
- * are those of the paper. */
+ * out[4] is a pure function of a 128-bit counter and a 64-bit key. Backward can therefore
+ * recompute a dropout mask, in any order and with any number of threads. (CUDA's algorithms for a
+ * large batch store the masks as bits instead: dropout_cuda.h.) Constants are those of the paper. */
 #ifndef NBL_PHILOX_H
 #define NBL_PHILOX_H
 

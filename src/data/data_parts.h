@@ -1,5 +1,6 @@
 /* data_parts.h - the inside of nbl__data. data.c reads the rows, epoch.c divides them into
- * validation and training and orders them, run_data.c shows them. */
+ * validation and training and orders them, pack_examples.c packs them, run_data.c counts and
+ * previews them. */
 #ifndef NBL_DATA_PARTS_H
 #define NBL_DATA_PARTS_H
 

@@ -75,8 +75,8 @@ static void sort_candidates(candidate *list, int64_t n)
     nbl__assert_slow(are_sorted(list, n));
 }
 
-/* Repetition penalty of sequence s: each id of the prompt or the result is penalised once. */
-static void penalise(const writer *w, int64_t s, float *logits)
+/* Repetition penalty of sequence s: each id of the prompt or the result is penalized once. */
+static void penalize(const writer *w, int64_t s, float *logits)
 {
     float penalty = w->how->repetition_penalty;
     if (!(penalty > 0) || penalty == 1) return;
@@ -93,7 +93,7 @@ static void penalise(const writer *w, int64_t s, float *logits)
 }
 
 /* Argmax; of equal logits the lowest id. Two passes (maximum, then search) so that compilers
- * vectorise. */
+ * vectorize. */
 static int32_t best(const float *logits, int64_t n)
 {
     float highest[16];
@@ -146,7 +146,7 @@ static int64_t keep(const writer *w, int64_t n)
 static int32_t sample(const writer *w, int64_t s, float *logits)
 {
     int64_t n = w->model->decoder.vocabulary;
-    penalise(w, s, logits);
+    penalize(w, s, logits);
     if (!(w->how->temperature > 0)) return best(logits, n);
     for (int64_t v = 0; v < n; v++) w->sorted[v] = (candidate){logits[v] / w->how->temperature, (int32_t)v};
     sort_candidates(w->sorted, n);
@@ -194,8 +194,8 @@ static nbl_status refuse_non_finite(const writer *w, int64_t sequence, int64_t n
  * argmax: the host does that case. */
 static bool lets_device_pick(const writer *w)
 {
-    bool penalised = w->how->repetition_penalty > 0 && w->how->repetition_penalty != 1;
-    return nbl__device_of(w->model->ctx)->separate_memory && !(w->how->temperature > 0) && !penalised &&
+    bool penalized = w->how->repetition_penalty > 0 && w->how->repetition_penalty != 1;
+    return nbl__device_of(w->model->ctx)->separate_memory && !(w->how->temperature > 0) && !penalized &&
            !(w->model->decoder.final_cap > 0);
 }
 

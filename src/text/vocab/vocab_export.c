@@ -4,7 +4,7 @@
  *     model.vocab              tokens, token_type
  *     model.merges             merges ("gpt2"), or scores ("llama")
  *     added_tokens             token_type: control or user-defined
- *     pre_tokenizer            pre: the name of its patterns ("gpt2" only)
+ *     pre_tokenizer            pre: the name of its patterns ("llama": always "default")
  *     post_processor           add_bos_token, add_eos_token
  *     tokenizer_config.json    bos_token_id, eos_token_id, …, chat_template
  *

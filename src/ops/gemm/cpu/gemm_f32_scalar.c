@@ -1,6 +1,6 @@
 /* gemm_f32_scalar.c - the portable kernel, 4 rows by 16 columns, and the choice of a kernel.
  *
- * The compiler vectorises the loop over the 16 columns as far as the target allows. */
+ * The compiler vectorizes the loop over the 16 columns as far as the target allows. */
 #include "ops/gemm/cpu/gemm_kernels.h"
 
 static void micro_scalar(int rows, int64_t k, const float *a, const float *b, const nbl__gemm_block *block,

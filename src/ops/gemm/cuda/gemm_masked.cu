@@ -1,6 +1,7 @@
 /* gemm_masked.cu - see gemm_masked.h. Tensor cores by mma.m16n8k16, f32 sums.
  *
- * The parts are cut into groups of 16 columns of u. A launch takes up to GROUPS of them, 4 where there are as many:
+ * The parts are cut into groups of 16 columns of u. A launch takes up to GROUPS (4) of them. More groups need more
+ * launches, and each reads x again:
  *
  *     a block: 128 columns of x and a share of its rows; its warps are 2 (columns) x 4 (rows)
  *         for steps of 64 rows          u[64, 16 · groups] → shared memory, two buffers, cp.async

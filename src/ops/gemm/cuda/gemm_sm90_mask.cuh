@@ -46,7 +46,7 @@ __device__ inline void multiply_m16n8k16(float (&d)[4], const uint32_t (&a)[4], 
 }
 
 /* Adds one stage: a[128, 64] K-major, b[64, BN] by rows (gemm_sm90_mma.cuh has both layouts), `pieces` times 16 values of k.
- * `line`: the first of the warp's 16 lines of a. */
+ * `line`: the first of the warp's 16 rows of the tile, as lines of a. */
 template <int BN>
 __device__ inline void add_masked(uint32_t a_tile, uint32_t b_tile, int line, int pieces, float factor,
                                   const mask_words<BN> &words, float (&sums)[BN / 2])

@@ -86,7 +86,7 @@ static void dequantize_piece(const job *j, int64_t begin, int64_t count, float *
     nbl__to_f32(j->isa, j->a->dtype, halves, values, count);
 }
 
-/* Σ v²: 16 independent sums in f32 that the compiler vectorises, joined in f64. A caller adds
+/* Σ v²: 16 independent sums in f32 that the compiler vectorizes, joined in f64. A caller adds
  * pieces of PIECE values in f64. */
 static double squares_of(const float *values, int64_t count)
 {

@@ -1,7 +1,7 @@
 /* dropout.cu - see dropout_cuda.h.
  *
- * `drop` computes a mask where it applies it (ops/common/philox.cuh): some 60 instructions for four
- * elements, about as long as memory takes to move them. `masks` writes masks as bits; `expand` reads them. */
+ * `drop_any` and `drop_eights` compute a mask where they apply it (ops/common/philox.cuh): some 60 instructions for four
+ * elements, about as long as memory takes to move them. `masks` writes masks as bits; `lora_dx_kernel` reads them. */
 #include <type_traits>
 
 #include "ops/common/kernel.cuh"
@@ -95,9 +95,9 @@ template <bool SMALL> __global__ void __launch_bounds__(THREADS) masks_kernel(co
     }
 }
 
-/* ---- expand ---- */
+/* ---- dx of the adapters ---- */
 
-/* A block of expand: COLUMNS columns of BLOCKS_OF_ROWS x ROWS rows. A_LD: padded, so ldmatrix has
+/* A block of lora_dx_kernel: COLUMNS columns of BLOCKS_OF_ROWS x ROWS rows. A_LD: padded, so ldmatrix has
  * no bank conflicts. */
 constexpr int COLUMNS = 128, ROWS = 128, BLOCKS_OF_ROWS = 4, A_LD = COLUMNS + 8;
 

@@ -37,8 +37,9 @@ nbl_status nbl__cuda_masks(const nbl__call *call, const nbl__mask_part *parts, i
                            int64_t columns, int64_t first_row);
 
 /* to = Σ factor_i·mask_i∘(u_i·a_i), in bf16. u is [rows, u_ld], a [., columns]. Part i has columns
- * first … first + wide - 1 of u and these rows of a. Widths are multiples of 16, at most 64 in all.
- * columns is a multiple of 8; u and a are aligned to 16 bytes. */
+ * first … first + rank_padded - 1 of u and these rows of a. Ranks are padded to multiples of 16, at
+ * most 64 in all. columns is a multiple of 8; u and a are aligned to 16 bytes. Only the algorithm
+ * cublaslt calls this: folded_sm90 applies masks inside gemm_sm90. */
 enum { NBL_MAX_LORA_DX_RANK = 64 };
 typedef struct nbl__lora_dx_part {
     const uint32_t *bits; /* NULL: everything is kept */

@@ -5,17 +5,18 @@
  *     backward   dx = Σ dy'_i·W_i + drop_i(u_i·A_i)                     u_i = s·dy'_i·B_i, dy' = factor∘dy
  *                dA_i = u_iᵀ·drop_i(x), dB_i = dy'_iᵀ·t_i, dW_i = dy'_iᵀ·x, and sums over tokens
  *
- * The algorithms are rows of the dispatch tables (nbl__cuda_linear_algo). The two for training
- * (linear_cuda_large.c) need bf16, more than NBL_CUDA_SMALL_BATCH tokens, a weight that multiplies
+ * The algorithms are rows of the dispatch tables (nbl__cuda_linear_algo). The two for a large
+ * batch (linear_cuda_large.c) need bf16, more than NBL_CUDA_SMALL_BATCH tokens, a weight that multiplies
  * as it is dequantized, and no DoRA. The general algorithm (linear_cuda_general.c,
  * linear_cuda_general_backward.c) takes everything, NBL_CUDA_CHUNK tokens at a time, with f32 sums
- * between the products. Every result is rounded once.
+ * between the products. The general and the folded algorithm round y and dx once; cuBLASLt's rounds
+ * them once per product.
  *
  * `members[0]` has x and dx; each member has its own weight, adapter and y. The arguments have
  * passed infer, except that x, y, dy and dx may be f32 with any compute dtype. Gradients without
  * memory are not computed. Scratch is measured as if every gradient were wanted, and suffices for
- * fewer tokens, too. With NBL_CUDA_SMALL_BATCH tokens or fewer the algorithms of training are not taken,
- * and adapters multiply in f32. */
+ * fewer tokens, too. With NBL_CUDA_SMALL_BATCH tokens or fewer these two are not taken, and
+ * adapters multiply in f32. */
 #ifndef NBL_LINEAR_CUDA_H
 #define NBL_LINEAR_CUDA_H
 
@@ -36,7 +37,8 @@ typedef enum nbl__cuda_linear_algo {
     NBL_CUDA_LINEAR_ALGOS
 } nbl__cuda_linear_algo;
 
-/* NULL if the algorithm takes these layers, else the reason. Backward has no gemv. */
+/* NULL if the algorithm takes these layers, else the reason. linear_backward and
+ * linear_group_backward have no gemv; mlp_backward has a row of its own. */
 const char *nbl__cuda_linear_can(const nbl__cuda *cuda, nbl__cuda_linear_algo algo,
                                  const nbl__linear *members, int count);
 const char *nbl__cuda_linear_backward_can(const nbl__cuda *cuda, nbl__cuda_linear_algo algo,
@@ -93,7 +95,7 @@ nbl_status nbl__cuda_mlp_run(const nbl__call *call, nbl__cuda_linear_algo algo, 
 
 /* ---- a large batch: linear_cuda_large.c ---- */
 
-/* NULL if both ways take the layers' dtypes and sizes, else the reason. */
+/* NULL if the two algorithms for a large batch take the layers' dtypes and sizes, else the reason. */
 const char *nbl__cuda_large_can(const nbl__linear *members, int count, bool backward);
 const char *nbl__cuda_cublaslt_can(const nbl__linear *members, int count, bool backward);
 /* linear_cuda_folded.c: all terms of a result in one K loop. */

@@ -497,8 +497,8 @@ size_t nbl__cuda_linear_scratch(const nbl__cuda *cuda, nbl__cuda_linear_algo alg
 {
     bool trains = algo == NBL_CUDA_LINEAR_ALGO_FOLDED_SM90 || algo == NBL_CUDA_LINEAR_ALGO_CUBLASLT;
     size_t general = nbl__cuda_general_scratch(members, count, false, trains);
-    size_t fast = trains ? nbl__cuda_large_scratch(cuda, members, count, false) : 0;
-    return fast > general ? fast : general;
+    size_t large = trains ? nbl__cuda_large_scratch(cuda, members, count, false) : 0;
+    return large > general ? large : general;
 }
 
 nbl_status nbl__cuda_linear_run(const nbl__call *call, nbl__cuda_linear_algo algo, const nbl__linear *members,

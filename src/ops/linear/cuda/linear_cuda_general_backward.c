@@ -210,8 +210,8 @@ size_t nbl__cuda_linear_backward_scratch(const nbl__cuda *cuda, nbl__cuda_linear
 {
     bool trains = algo != NBL_CUDA_LINEAR_ALGO_GENERAL;
     size_t general = nbl__cuda_general_scratch(members, count, true, trains);
-    size_t fast = trains ? nbl__cuda_large_scratch(cuda, members, count, true) : 0;
-    return fast > general ? fast : general;
+    size_t large = trains ? nbl__cuda_large_scratch(cuda, members, count, true) : 0;
+    return large > general ? large : general;
 }
 
 nbl_status nbl__cuda_linear_backward_run(const nbl__call *call, nbl__cuda_linear_algo algo,

@@ -306,7 +306,7 @@ nbl_status nbl__linear_large_multiply(const nbl__linear_large *j, float alpha, n
     return nbl__cuda_gemm(j->call, &g);
 }
 
-nbl_status nbl__fast_make_masks(const nbl__linear_large *j)
+nbl_status nbl__linear_large_make_masks(const nbl__linear_large *j)
 {
     nbl__mask_part parts[NBL_MAX_MASKS];
     int count = 0;
@@ -317,7 +317,7 @@ nbl_status nbl__fast_make_masks(const nbl__linear_large *j)
     return nbl__cuda_masks(j->call, parts, count, j->tokens, j->in, j->layers[0].a->first_row);
 }
 
-/* t of columns first … first + wide - 1 of u's layout, in one pass over x: 64 columns at most. Columns
+/* t of columns first … first + rank_padded - 1 of u's layout, in one pass over x: 64 columns at most. Columns
  * of a bias become ones. */
 static nbl_status project(const nbl__linear_large *j, int64_t first, int64_t rank_padded, bool with_bias)
 {
@@ -425,7 +425,7 @@ nbl_status nbl__cuda_large_run(const nbl__call *call, const nbl__linear *members
 {
     nbl__linear_large j;
     NBL_TRY(nbl__linear_large_open(&j, call, members, count, false));
-    if (j.drops) NBL_TRY(nbl__fast_make_masks(&j));
+    if (j.drops) NBL_TRY(nbl__linear_large_make_masks(&j));
     if (j.rank_padded > 0) {
         NBL_TRY(nbl__linear_large_pack(&j, false));
         NBL_TRY(nbl__linear_large_make_t(&j, true));

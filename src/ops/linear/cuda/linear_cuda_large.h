@@ -48,7 +48,7 @@ nbl_status nbl__linear_large_open(nbl__linear_large *j, const nbl__call *call, c
 /* Converts the adapters to bf16, with ranks filled up with zeros. */
 nbl_status nbl__linear_large_pack(const nbl__linear_large *j, bool backward);
 /* The masks of all layers, as bits. */
-nbl_status nbl__fast_make_masks(const nbl__linear_large *j);
+nbl_status nbl__linear_large_make_masks(const nbl__linear_large *j);
 /* t of all layers. With dropout the masks must have been made. */
 nbl_status nbl__linear_large_make_t(const nbl__linear_large *j, bool with_bias);
 /* t of one layer without dropout. */

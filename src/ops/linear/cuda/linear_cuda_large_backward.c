@@ -201,7 +201,7 @@ static nbl_status masked_gradients_of_a(const nbl__linear_large *j)
 static nbl_status adapter_gradients(const nbl__linear_large *j, const wishes *want)
 {
     if (j->rank_padded > 0) NBL_TRY(nbl__linear_large_pack(j, true));
-    if (j->drops && !j->has_t) NBL_TRY(nbl__fast_make_masks(j));
+    if (j->drops && !j->has_t) NBL_TRY(nbl__linear_large_make_masks(j));
     if (want->b && !j->over_x && !j->has_t) NBL_TRY(nbl__linear_large_make_t(j, false));
     if (!j->over_x) NBL_TRY(over_dy(j, want));
     else if (want->dx || want->a) NBL_TRY(make_u(j, &j->layers[0]));

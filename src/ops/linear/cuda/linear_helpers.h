@@ -62,7 +62,7 @@ nbl_status nbl__cuda_quantize_rows(const nbl__call *call, int64_t rows, int64_t 
                                    float *scales, void *outliers, nbl_dtype outlier_dtype);
 
 /* In place: g = act(g)·u. With d: g, u, d = d·u·act'(g), d·act(g), act(g)·u. `act` is nbl__act. If
- * kept_g and kept_u are not NULL, g and u are read from there. */
+ * saved_g and saved_u are not NULL, g and u are read from there. */
 nbl_status nbl__cuda_gate(const nbl__call *call, int act, int64_t n, const float *saved_g,
                           const float *saved_u, float *g, float *u, float *d);
 
