@@ -251,7 +251,8 @@ extern "C" nbl_status nbl__cuda_masks(const nbl__call *call, const nbl__mask_par
     if (rows == 0 || count == 0) return NBL_OK;
     for (int i = 0; i < count; i++) j.parts[i] = parts[i], j.thresholds[i] = dropout_threshold(parts[i].dropout);
     dim3 grid(blocks_for(rows * j.words), static_cast<unsigned>(count));
-    bool small = (first_row + rows) * columns / 4 + 16 < INT64_C(1) << 32;
+    /* 32 bits hold the blocks of Philox, and the words with one step of the grid beyond them. */
+    bool small = (first_row + rows) * columns / 4 + 16 < INT64_C(1) << 32 && rows * j.words < INT64_C(1) << 31;
     if (small) masks_kernel<true><<<grid, THREADS, 0, stream_of(call)>>>(j);
     else masks_kernel<false><<<grid, THREADS, 0, stream_of(call)>>>(j);
     return launched(call);
