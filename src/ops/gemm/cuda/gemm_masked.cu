@@ -14,6 +14,7 @@
  * 2q + 9 and for column g of eight products of 8 columns. Two rows are packed into the words of a product's right operand,
  * and masked there: the bits of two rows and one column are the signs of two bytes after one shift. */
 #include "ops/common/kernel.cuh"
+#include "ops/common/mma.cuh"
 #include "ops/common/philox.cuh"
 
 extern "C" {
@@ -53,16 +54,6 @@ template <int COUNT> struct shared_memory {
     };
 };
 
-__device__ inline uint4 eight(const __nv_bfloat16 *from, bool aligned)
-{
-    if (aligned) return *reinterpret_cast<const uint4 *>(from);
-    const unsigned short *halves = reinterpret_cast<const unsigned short *>(from);
-    uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) words[i] = halves[2 * i] | static_cast<uint32_t>(halves[2 * i + 1]) << 16;
-    return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
 /* What a thread needs of 16 rows: its piece of x and of each mask. */
 template <int COUNT> struct piece {
     uint4 x[4];
@@ -74,7 +65,7 @@ __device__ inline void load_piece(const masked_job &p, int64_t row, int64_t colu
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         bool inside = row + i < end && column < p.columns;
-        to.x[i] = inside ? eight(p.x + (row + i) * p.columns + column, ALIGNED) : make_uint4(0, 0, 0, 0);
+        to.x[i] = inside ? load_eight(p.x + (row + i) * p.columns + column, ALIGNED) : make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int n = 0; n < COUNT; n++)
             to.bits[n][i] = inside && p.groups[n].bits ? p.groups[n].bits[(row + i) * p.bits_ld + column / 8] : 0xff;
@@ -94,15 +85,6 @@ __device__ inline void load_u(const masked_job &p, int64_t row, int64_t end, __n
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-__device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* uᵀ of 16 rows and 16 columns: row j of the first two matrices is row 4·(j / 2) + j % 2 of u, of the last two the second
@@ -139,7 +121,7 @@ __device__ inline void add_step(const masked_job &p, const piece<COUNT> &now, co
                      b1 = __byte_perm(word_of(now.x[2], j / 2), word_of(now.x[3], j / 2), both);
             b0 &= halves_mask(upper << (7 - j));
             b1 &= halves_mask(lower << (7 - j));
-            multiply(sums[n][j], a, b0, b1);
+            mma_m16n8k16_bf16(sums[n][j], a, b0, b1);
         }
     }
 }

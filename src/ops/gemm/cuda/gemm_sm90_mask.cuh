@@ -9,6 +9,7 @@
 
 #include <cuda_bf16.h>
 
+#include "ops/common/mma.cuh"
 #include "ops/common/ptx_sm90.cuh"
 
 namespace nbl_sm90
@@ -34,15 +35,6 @@ __device__ inline void load_mask(const uint32_t *mask, int64_t ld, int64_t row, 
                 inside ? *reinterpret_cast<const uint2 *>(mask + (y + 8 * below) * ld + column / 32 + 2 * i)
                        : make_uint2(0, 0);
         }
-}
-
-__device__ inline void multiply_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* Adds one stage: a[128, 64] K-major, b[64, BN] by rows (gemm_sm90_mma.cuh has both layouts), `pieces` times 16 values of k.
@@ -71,8 +63,8 @@ __device__ inline void add_masked(uint32_t a_tile, uint32_t b_tile, int line, in
                              : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
                              : "r"(at)
                              : "memory");
-                multiply_m16n8k16(d[2 * t], a, b[0], b[1]);
-                multiply_m16n8k16(d[2 * t + 1], a, b[2], b[3]);
+                nbl_cuda::mma_m16n8k16_bf16(d[2 * t], a, b[0], b[1]);
+                nbl_cuda::mma_m16n8k16_bf16(d[2 * t + 1], a, b[2], b[3]);
             }
 #pragma unroll
             for (int below = 0; below < 2; below++) {

@@ -9,6 +9,7 @@
  * A thread's 8 columns stand for any 8 values of k of the instruction: both operands use the same order. They are one byte
  * of a mask's bits. Reads x once and a once per block (from L2). Limit: memory bandwidth of x. */
 #include "ops/common/kernel.cuh"
+#include "ops/common/mma.cuh"
 #include "ops/common/philox.cuh"
 
 extern "C" {
@@ -21,28 +22,6 @@ namespace
 {
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
-
-/* c[16, 8] += a[16, 16] · b[16, 8] by a warp. */
-__device__ inline void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                uint32_t b0, uint32_t b1)
-{
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-/* Loads eight values, aligned to 16 bytes or only to 2. */
-__device__ inline uint4 eight(const __nv_bfloat16 *from, bool aligned)
-{
-    if (aligned) return *reinterpret_cast<const uint4 *>(from);
-    const unsigned short *halves = reinterpret_cast<const unsigned short *>(from);
-    uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) words[i] = halves[2 * i] | static_cast<uint32_t>(halves[2 * i + 1]) << 16;
-    return make_uint4(words[0], words[1], words[2], words[3]);
-}
 
 /* ---- project ---- */
 
@@ -62,8 +41,8 @@ __device__ inline void load_rows(const nbl__project &p, int64_t row, int64_t col
 #pragma unroll
     for (int m = 0; m < M; m++) {
         int64_t r = row + 16 * m, below = r + 8;
-        part.upper[m] = inside && r < p.rows ? eight(x + r * p.columns + column, ALIGNED) : none;
-        part.lower[m] = inside && below < p.rows ? eight(x + below * p.columns + column, ALIGNED) : none;
+        part.upper[m] = inside && r < p.rows ? load_eight(x + r * p.columns + column, ALIGNED) : none;
+        part.lower[m] = inside && below < p.rows ? load_eight(x + below * p.columns + column, ALIGNED) : none;
 #pragma unroll
         for (int n = 0; n < G; n++) {
             const uint8_t *bytes = reinterpret_cast<const uint8_t *>(p.masks[n]) + column / 8;
@@ -116,8 +95,8 @@ __global__ void __launch_bounds__(THREADS, MASKED && N <= 4 ? 2 : 1)
                     upper = masked(upper, now.upper_bits[n / 2][m]);
                     lower = masked(lower, now.lower_bits[n / 2][m]);
                 }
-                multiply(sums[m][n], upper.x, lower.x, upper.y, lower.y, b[n].x, b[n].y);
-                multiply(sums[m][n], upper.z, lower.z, upper.w, lower.w, b[n].z, b[n].w);
+                mma_m16n8k16_bf16(sums[m][n], upper.x, lower.x, upper.y, lower.y, b[n].x, b[n].y);
+                mma_m16n8k16_bf16(sums[m][n], upper.z, lower.z, upper.w, lower.w, b[n].z, b[n].w);
             }
         now = next;
     }

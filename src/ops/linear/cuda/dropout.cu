@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "ops/common/kernel.cuh"
+#include "ops/common/mma.cuh"
 #include "ops/common/philox.cuh"
 
 extern "C" {
@@ -101,16 +102,6 @@ template <bool SMALL> __global__ void __launch_bounds__(THREADS) masks_kernel(co
  * no bank conflicts. */
 constexpr int COLUMNS = 128, ROWS = 128, BLOCKS_OF_ROWS = 4, A_LD = COLUMNS + 8;
 
-/* c[16, 8] += a · b by a warp. */
-__device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 /* sum += factor·mask∘product for 16 rows and 16 columns of one part. A lane has rows g and g + 8,
  * columns 2q and 2q + 1 of each 8. `words` are the bits of 32 columns in these rows. */
 __device__ inline void add_masked(const nbl__lora_dx_part &part, const uint32_t (&words)[2], int64_t column, int q,
@@ -177,8 +168,8 @@ __global__ void __launch_bounds__(THREADS) lora_dx_kernel(const __grid_constant_
                 asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                              : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
                              : "r"(from));
-                multiply(product[0], rows[k], b[0], b[1]);
-                multiply(product[1], rows[k], b[2], b[3]);
+                mma_m16n8k16_bf16(product[0], rows[k], b[0], b[1]);
+                mma_m16n8k16_bf16(product[1], rows[k], b[2], b[3]);
                 if (16 * (k + 1) < e.parts[part].first + e.parts[part].rank_padded) continue;
                 uint32_t words[2] = {~0u, ~0u};
                 const uint32_t *bits = e.parts[part].bits;
