@@ -13,8 +13,8 @@ namespace nbl_cuda
 {
 
 /* d[16, 8] += a[16, 16]·b[16, 8], f32 sums. */
-__device__ inline void mma_m16n8k16_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                         uint32_t b1)
+__device__ inline void mma_m16n8k16_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                         uint32_t b0, uint32_t b1)
 {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -36,6 +36,15 @@ __device__ inline uint4 load_eight(const __nv_bfloat16 *from, bool aligned)
 #pragma unroll
     for (int i = 0; i < 4; i++) words[i] = halves[2 * i] | static_cast<uint32_t>(halves[2 * i + 1]) << 16;
     return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* 0xffff in the halves of a word whose bits are set: the low half has the sign of byte 0 of `spread`, the high half that
+ * of byte 1. __byte_perm has no signs. */
+__device__ inline uint32_t halves_mask(uint32_t spread)
+{
+    uint32_t mask;
+    asm("prmt.b32 %0, %1, %1, 0x9988;" : "=r"(mask) : "r"(spread));
+    return mask;
 }
 
 } // namespace nbl_cuda

@@ -30,7 +30,8 @@ static inline uint32_t dropout_threshold(float dropout)
 /* Bits 0 to 3 of kept[i]: are elements 4·quad[i] to 4·quad[i] + 3 kept? The blocks go through the rounds together, so
  * that they share the keys of a round. */
 template <int COUNT>
-__device__ inline void keeps_four(uint64_t seed, uint32_t threshold, const int64_t (&quad)[COUNT], uint32_t (&kept)[COUNT])
+__device__ inline void keeps_four(uint64_t seed, uint32_t threshold, const int64_t (&quad)[COUNT],
+                                  uint32_t (&kept)[COUNT])
 {
     uint32_t c[COUNT][4], k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
 #pragma unroll
@@ -42,7 +43,8 @@ __device__ inline void keeps_four(uint64_t seed, uint32_t threshold, const int64
     for (int round = 0; round < 10; round++) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            uint64_t p0 = static_cast<uint64_t>(0xD2511F53u) * c[i][0], p2 = static_cast<uint64_t>(0xCD9E8D57u) * c[i][2];
+            uint64_t p0 = static_cast<uint64_t>(0xD2511F53u) * c[i][0],
+                     p2 = static_cast<uint64_t>(0xCD9E8D57u) * c[i][2];
             c[i][0] = static_cast<uint32_t>(p2 >> 32) ^ c[i][1] ^ k0;
             c[i][1] = static_cast<uint32_t>(p2);
             c[i][2] = static_cast<uint32_t>(p0 >> 32) ^ c[i][3] ^ k1;
@@ -64,15 +66,6 @@ __device__ inline uint32_t keeps_four(uint64_t seed, uint32_t threshold, int64_t
     uint32_t kept[1];
     keeps_four<1>(seed, threshold, quads, kept);
     return kept[0];
-}
-
-/* 0xffff in the halves of a word whose bits are set: the low half has the sign of byte 0 of `spread`, the high half that
- * of byte 1. __byte_perm has no signs. */
-__device__ inline uint32_t halves_mask(uint32_t spread)
-{
-    uint32_t mask;
-    asm("prmt.b32 %0, %1, %1, 0x9988;" : "=r"(mask) : "r"(spread));
-    return mask;
 }
 
 } // namespace nbl_cuda

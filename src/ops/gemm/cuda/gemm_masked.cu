@@ -15,7 +15,6 @@
  * and masked there: the bits of two rows and one column are the signs of two bytes after one shift. */
 #include "ops/common/kernel.cuh"
 #include "ops/common/mma.cuh"
-#include "ops/common/philox.cuh"
 
 extern "C" {
 #include "ops/gemm/cuda/gemm_masked.h"
@@ -40,7 +39,8 @@ struct group {
 struct masked_job {
     const __nv_bfloat16 *x, *u;
     float *sums; /* [shares, 16 · groups, columns] */
-    int64_t rows, columns, u_ld, bits_ld, share; /* bits_ld: in bytes; share: rows of a block, a multiple of STEP */
+    int64_t rows, columns, u_ld, bits_ld,
+        share; /* bits_ld: in bytes; share: rows of a block, a multiple of STEP */
     int32_t shares, count;
     group groups[GROUPS];
 };
@@ -60,7 +60,8 @@ template <int COUNT> struct piece {
     uint32_t bits[COUNT][4]; /* a byte each: packing them would wait for the loads */
 };
 template <int COUNT, bool ALIGNED>
-__device__ inline void load_piece(const masked_job &p, int64_t row, int64_t column, int64_t end, piece<COUNT> &to)
+__device__ inline void load_piece(const masked_job &p, int64_t row, int64_t column, int64_t end,
+                                  piece<COUNT> &to)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -68,13 +69,15 @@ __device__ inline void load_piece(const masked_job &p, int64_t row, int64_t colu
         to.x[i] = inside ? load_eight(p.x + (row + i) * p.columns + column, ALIGNED) : make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int n = 0; n < COUNT; n++)
-            to.bits[n][i] = inside && p.groups[n].bits ? p.groups[n].bits[(row + i) * p.bits_ld + column / 8] : 0xff;
+            to.bits[n][i] = inside && p.groups[n].bits ? p.groups[n].bits[(row + i) * p.bits_ld + column / 8]
+                                                       : 0xff;
     }
 }
 
 /* Copies 64 rows of u; rows beyond the end become zero. */
 template <int COUNT>
-__device__ inline void load_u(const masked_job &p, int64_t row, int64_t end, __nv_bfloat16 (*to)[shared_memory<COUNT>::LD])
+__device__ inline void load_u(const masked_job &p, int64_t row, int64_t end,
+                              __nv_bfloat16 (*to)[shared_memory<COUNT>::LD])
 {
     for (int i = threadIdx.x; i < STEP * 2 * COUNT; i += THREADS) {
         int r = i / (2 * COUNT), n = i % (2 * COUNT) / 2, half = i % 2 * 8;
@@ -82,7 +85,8 @@ __device__ inline void load_u(const masked_job &p, int64_t row, int64_t end, __n
         bool inside = row + r < end;
         const __nv_bfloat16 *from = p.u + (inside ? row + r : 0) * p.u_ld + p.groups[n].first + half;
         int bytes = inside ? 16 : 0; /* the rest of the 16 bytes becomes zero */
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes)
+                     : "memory");
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -107,12 +111,13 @@ __device__ inline uint32_t word_of(const uint4 &v, int i)
 
 /* sums[16, 64] of each group += uᵀ·(mask∘x) over 16 rows. */
 template <int COUNT>
-__device__ inline void add_step(const masked_job &p, const piece<COUNT> &now, const __nv_bfloat16 *u, int ld, int lane,
-                                float (&sums)[COUNT][8][4])
+__device__ inline void add_step(const masked_job &p, const piece<COUNT> &now, const __nv_bfloat16 *u, int ld,
+                                int lane, float (&sums)[COUNT][8][4])
 {
 #pragma unroll
     for (int n = 0; n < COUNT; n++) {
-        uint32_t a[4], upper = now.bits[n][0] | now.bits[n][1] << 8, lower = now.bits[n][2] | now.bits[n][3] << 8;
+        uint32_t a[4], upper = now.bits[n][0] | now.bits[n][1] << 8,
+                       lower = now.bits[n][2] | now.bits[n][3] << 8;
         load_transposed(a, u + 16 * n, ld, lane);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
@@ -133,7 +138,8 @@ __device__ inline int position_of(int c)
 }
 
 template <int COUNT, bool ALIGNED>
-__global__ void __launch_bounds__(THREADS, COUNT == 1 ? 2 : 1) masked_kernel(const __grid_constant__ masked_job p)
+__global__ void __launch_bounds__(THREADS, COUNT == 1 ? 2 : 1)
+    masked_kernel(const __grid_constant__ masked_job p)
 {
     __shared__ __align__(16) shared_memory<COUNT> shared;
     constexpr int LD = shared_memory<COUNT>::LD;
@@ -165,7 +171,8 @@ __global__ void __launch_bounds__(THREADS, COUNT == 1 ? 2 : 1) masked_kernel(con
                 for (int j = 0; j < 8; j++)
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        float *to = &shared.sums[16 * n + g + i / 2 * 8][across * SPAN + position_of(16 * q + i % 2 * 8 + j)];
+                        float *to = &shared.sums[16 * n + g + i / 2 * 8]
+                                                [across * SPAN + position_of(16 * q + i % 2 * 8 + j)];
                         *to = turn == 0 ? sums[n][j][i] : *to + sums[n][j][i];
                     }
         __syncthreads();
@@ -175,9 +182,9 @@ __global__ void __launch_bounds__(THREADS, COUNT == 1 ? 2 : 1) masked_kernel(con
         int r = i / (COLUMNS / 4), c = i % (COLUMNS / 4) * 4;
         const float *from = &shared.sums[r][c / SPAN * SPAN];
         if (first + c < p.columns)
-            *reinterpret_cast<float4 *>(to + r * p.columns + first + c) =
-                make_float4(from[position_of(c % SPAN)], from[position_of(c % SPAN + 1)], from[position_of(c % SPAN + 2)],
-                            from[position_of(c % SPAN + 3)]);
+            *reinterpret_cast<float4 *>(to + r * p.columns + first + c) = make_float4(
+                from[position_of(c % SPAN)], from[position_of(c % SPAN + 1)], from[position_of(c % SPAN + 2)],
+                from[position_of(c % SPAN + 3)]);
     }
 }
 
@@ -191,7 +198,8 @@ __global__ void __launch_bounds__(THREADS) add_shares(const __grid_constant__ ma
     float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll 8
     for (int s = 0; s < p.shares; s++) {
-        float4 one = *reinterpret_cast<const float4 *>(from + static_cast<int64_t>(s) * 16 * p.count * p.columns);
+        float4 one = *reinterpret_cast<const float4 *>(from +
+                                                       static_cast<int64_t>(s) * 16 * p.count * p.columns);
         sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
     }
     float *to = g.to + r * p.columns + column, all[4] = {sum.x, sum.y, sum.z, sum.w};
@@ -228,7 +236,8 @@ void launch(const nbl__call *call, masked_job *j, int64_t rows)
     dim3 grid(static_cast<unsigned>(whole(j->columns, COLUMNS)), static_cast<unsigned>(j->shares));
     if (is_aligned(j->x, 16)) launch_masked<true>(*j, grid, stream);
     else launch_masked<false>(*j, grid, stream);
-    add_shares<<<dim3(static_cast<unsigned>(whole(j->columns, 4 * THREADS)), 16, static_cast<unsigned>(j->count)),
+    add_shares<<<dim3(static_cast<unsigned>(whole(j->columns, 4 * THREADS)), 16,
+                      static_cast<unsigned>(j->count)),
                  THREADS, 0, stream>>>(*j);
 }
 

@@ -229,12 +229,12 @@ extern "C" const char *nbl__gemm_sm90_can(const nbl__cuda *cuda, const nbl__gemm
     if (p->dtype != NBL_DTYPE_BF16 && p->dtype != NBL_DTYPE_F16) return "needs bf16 or f16";
     if (p->c_dtype != p->dtype && p->c_dtype != NBL_DTYPE_F32) return "needs results of the same type or f32";
     if (p->gated && (!p->b_transposed || p->beta != 0))
-        return "gated products take turned weights only, and no beta";
+        return "gated products take transposed weights only, and no beta";
     if (p->part_count > 0 && (p->gated || p->beta != 0 || p->part_count > NBL_MAX_GEMM_SM90_PARTS))
         return "only plain products without beta come in parts";
     if (p->exponentials.spans && (p->dtype != NBL_DTYPE_BF16 || p->c_dtype != NBL_DTYPE_BF16 ||
                                   !p->b_transposed || p->gated || p->part_count > 0 || p->beta != 0))
-        return "exponentials are those of one bf16 product of turned weights";
+        return "exponentials are those of one bf16 product of transposed weights";
     int first = 0;
     for (int i = 0; i < part_count(p); i++) {
         nbl__gemm_sm90_part part = part_of(p, i);

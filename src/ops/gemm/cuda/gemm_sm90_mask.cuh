@@ -22,8 +22,8 @@ template <int BN> struct mask_words {
 
 /* `row`: the first of the warp's 16 rows. */
 template <int BN>
-__device__ inline void load_mask(const uint32_t *mask, int64_t ld, int64_t row, int64_t column, int64_t m, int64_t n,
-                                 mask_words<BN> &to)
+__device__ inline void load_mask(const uint32_t *mask, int64_t ld, int64_t row, int64_t column, int64_t m,
+                                 int64_t n, mask_words<BN> &to)
 {
     int64_t y = row + threadIdx.x % 32 / 4;
 #pragma unroll
@@ -31,9 +31,9 @@ __device__ inline void load_mask(const uint32_t *mask, int64_t ld, int64_t row, 
 #pragma unroll
         for (int i = 0; i < BN / 64; i++) {
             bool inside = y + 8 * below < m && column + 64 * i < n;
-            to.of[below][i] =
-                inside ? *reinterpret_cast<const uint2 *>(mask + (y + 8 * below) * ld + column / 32 + 2 * i)
-                       : make_uint2(0, 0);
+            to.of[below][i] = inside ? *reinterpret_cast<const uint2 *>(mask + (y + 8 * below) * ld +
+                                                                        column / 32 + 2 * i)
+                                     : make_uint2(0, 0);
         }
 }
 
@@ -58,7 +58,8 @@ __device__ inline void add_masked(uint32_t a_tile, uint32_t b_tile, int line, in
 #pragma unroll
             for (int t = 0; t < 2; t++) {
                 int n = 32 * c + 16 * t; /* plus 8 · high */
-                uint32_t b[4], at = b_tile + n / 64 * 8192 + (16 * k + low) * 128 + ((n % 64 / 8 + high) ^ (low % 8)) * 16;
+                uint32_t b[4], at = b_tile + n / 64 * 8192 + (16 * k + low) * 128 +
+                                    ((n % 64 / 8 + high) ^ (low % 8)) * 16;
                 asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                              : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
                              : "r"(at)

@@ -10,7 +10,6 @@
  * of a mask's bits. Reads x once and a once per block (from L2). Limit: memory bandwidth of x. */
 #include "ops/common/kernel.cuh"
 #include "ops/common/mma.cuh"
-#include "ops/common/philox.cuh"
 
 extern "C" {
 #include "ops/gemm/cuda/gemm_tall_skinny.h"

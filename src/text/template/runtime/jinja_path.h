@@ -10,7 +10,7 @@ typedef struct tpl_path {
     tpl_value *parts; /* strings and integers */
     int64_t count;
     tpl_value fallback; /* used if the attribute is undefined; MISSING: none */
-    bool fold;          /* strings are turned to lower case, for comparisons without case */
+    bool fold;          /* strings are converted to lower case, for comparisons without case */
 } tpl_path;
 
 /* Makes a path. `attribute` is a string with dots, any other key, or none. None means the item
