@@ -62,7 +62,7 @@
  * operators (section 14).
  *
  * Versions. Before 1.0 each minor version may change the interface and has an
- * soname of its own, libnibble.so.0.2. CHANGELOG.md lists the changes.
+ * soname of its own, libnibble.so.0.3. CHANGELOG.md lists the changes.
  */
 #ifndef NIBBLE_H
 #define NIBBLE_H
@@ -89,9 +89,9 @@ extern "C" {
 
 /* The version of this header. */
 #define NBL_VERSION_MAJOR 0
-#define NBL_VERSION_MINOR 2
+#define NBL_VERSION_MINOR 3
 #define NBL_VERSION_PATCH 0
-#define NBL_VERSION_STRING "0.2.0"
+#define NBL_VERSION_STRING "0.3.0"
 
 /* The version of the library that is loaded: "MAJOR.MINOR.PATCH". A constant.
  * Any thread. */
@@ -345,6 +345,27 @@ NBL_API bool nbl_cuda_usable(nbl_context *ctx);
  * is no such device, or if it is below compute capability 8.0. */
 NBL_API nbl_status nbl_context_use_cuda(nbl_context *ctx, int index);
 
+/* For authors of frameworks: the same on a stream of the caller's. The context
+ * only borrows the stream. It never destroys it, and waits on it only in calls
+ * whose comment says so. Such a context is for operators (section 14) and
+ * nbl_dequantize. Models and runs are refused.
+ *
+ * It takes no device memory of its own: the workspace of libraries is a part of
+ * the scratch that operators ask for.
+ *
+ *   stream   a cudaStream_t of device `index`; NULL: the legacy default stream
+ *   share    another context that this function has put on the same device, or
+ *            NULL. Both then use one cuBLASLt handle, which lives as long as the
+ *            last of them, and each may work on a thread of its own.
+ */
+NBL_API nbl_status nbl_context_use_cuda_stream(nbl_context *ctx, int index,
+                                               void *stream,
+                                               nbl_context *share);
+/* Replaces the stream. It stores a pointer and does nothing else: call it before
+ * each operator. An NBL_ERROR_ARGUMENT if the context was not made with
+ * nbl_context_use_cuda_stream. */
+NBL_API nbl_status nbl_context_set_stream(nbl_context *ctx, void *stream);
+
 /* ---- 4. Dtypes, tensors, weights -------------------------------------------
  *
  * What numbers are stored as. A tensor is dense: one element per value. A
@@ -452,7 +473,7 @@ static inline nbl_tensor nbl_matrix(nbl_dtype dtype, int64_t rows,
 /* A weight in memory: what is stored, and how to read it. All pointers are
  * borrowed. Scales and tables are aligned to 4 bytes. Codes need no alignment,
  * dense values that of their element where a function says so. The lengths
- * follow from the shape and are not checked:
+ * follow from the shape. They are checked as far as `given` tells them:
  *
  *   n = product of shape, rows = n / last dimension
  *
@@ -468,6 +489,17 @@ static inline nbl_tensor nbl_matrix(nbl_dtype dtype, int64_t rows,
  * Blocks of nf4 and fp4 run over the flattened weight and may straddle rows.
  * A nested scale is table[code] * nested_scales[i / nested_block] + offset. It
  * is rounded to f32 after the product and after the sum. */
+typedef struct nbl_weight_parts {
+    /* What the caller's memory holds. 0: not known, and not checked. */
+    uint64_t data_bytes; /* at least what the shape needs */
+    int64_t scales, scale_codes, nested_scales; /* elements: exactly those of the
+                                                   shape */
+    int64_t nested_table;                       /* 256 */
+    /* Dtypes of the parts. Anything but f32, which is 0, is an NBL_ERROR_DTYPE:
+     * frameworks that cast whole models also cast scales. */
+    nbl_dtype scales_dtype, nested_scales_dtype, nested_table_dtype;
+} nbl_weight_parts;
+
 typedef struct nbl_weight {
     nbl_format format;
     nbl_dtype dtype; /* dense: of the elements; else: of the original weight */
@@ -481,6 +513,10 @@ typedef struct nbl_weight {
     const float *nested_table;  /* [256] */
     int64_t nested_block;       /* >= 1; 256 in every known checkpoint */
     float nested_offset;
+    /* f32 [1], read in the memory where the context computes, when it computes;
+     * instead of nested_offset. NULL: nested_offset. */
+    const float *nested_offset_at;
+    nbl_weight_parts given; /* all 0: trust the pointers */
 } nbl_weight;
 
 /* ---- 5. Checkpoints ---------------------------------------------------------
@@ -1579,8 +1615,8 @@ NBL_API const char *nbl_adapter_get_problem(const nbl_adapter *adapter,
 
 /* ---- 13. Quantizing in memory -----------------------------------------------
  *
- * For authors of frameworks: one weight at a time, in host memory, in the
- * caller's memory. Sizes are asked for first. All functions use the threads of
+ * For authors of frameworks: one weight at a time, in the caller's memory. It is
+ * host memory, on every context, except for nbl_dequantize. Sizes are asked for first. All functions use the threads of
  * the context.
  *
  *     nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options),
@@ -1628,7 +1664,8 @@ NBL_API nbl_status nbl_quantize(nbl_context *ctx,
 
 /* Dequantizes rows [row_begin, row_end) of a weight to f32, f16 or bf16. Rounds
  * once; bit-exact with bitsandbytes and transformers. A row is the last
- * dimension; all others are flattened. Host memory only, on every context.
+ * dimension; all others are flattened. On a CUDA context the weight is packed,
+ * its parts and `out` are device memory, and the work is enqueued.
  *
  *   transpose   false: out is [rows, columns]; true: [columns, rows]
  *   out         result: dense, aligned to its element
@@ -1682,16 +1719,42 @@ NBL_API nbl_status nbl_dynamic8_dequantize(nbl_context *ctx, bool is_signed,
  * `dtype` with one rounding; on the CPU never more than a panel at a time.
  *
  * Tensors. An optional tensor without data is absent. A gradient without data
- * is not wanted and not computed. Activations have any rank >= 1; the last
- * dimension is the feature. There may be no tokens.
+ * is not wanted and not computed. A tensor whose shape has no elements needs no
+ * data. Activations have any rank >= 1; the last dimension is the feature. There
+ * may be no tokens.
  *
  * Memory. Scratch is aligned to 64 bytes and may hold anything before and
- * after. linear and rmsnorm allocate nothing. adamw and grad_norm allocate a
- * small scratch of their own on the CPU.
+ * after. Operators allocate nothing, except adamw and grad_norm, which allocate
+ * a small scratch of their own on the CPU.
  *
- * Devices. On a CUDA context (nbl_context_use_cuda) tensors, parts of weights
- * and scratch are device memory. Calls enqueue work on the context's stream.
+ * Devices. On a CUDA context (section 3) tensors, parts of weights and scratch
+ * are device memory. Calls enqueue work on the context's stream, and can be
+ * captured in a CUDA graph.
  */
+
+/* The functions of each operator NAME with a struct of arguments nbl_NAME. With
+ * `backward` they mean nbl_NAME_backward.
+ *
+ * nbl_NAME_infer checks dtypes, shapes and attributes, and fills in dtype, rank
+ * and shape of all outputs in *call. It reads no data and no data pointer, so it
+ * serves tensors that do not exist yet. Here a tensor is absent if its rank is 0.
+ * Outputs that the arguments do not produce get rank 0.
+ *
+ * nbl_NAME_scratch sets *bytes to the scratch that the call needs, a multiple of
+ * 64. It needs the call as it will run, data pointers included.
+ *
+ * nbl_NAME_forward and nbl_NAME_backward run the call. */
+#define NBL_OPERATOR(NAME)                                                     \
+    NBL_API nbl_status nbl_##NAME##_infer(nbl_context *ctx, nbl_##NAME *call,  \
+                                          bool backward);                      \
+    NBL_API nbl_status nbl_##NAME##_scratch(nbl_context *ctx,                  \
+                                            const nbl_##NAME *call,            \
+                                            bool backward, size_t *bytes);     \
+    NBL_API nbl_status nbl_##NAME##_forward(                                   \
+        nbl_context *ctx, const nbl_##NAME *call, void *scratch,               \
+        size_t bytes);                                                         \
+    NBL_API nbl_status nbl_##NAME##_backward(                                  \
+        nbl_context *ctx, const nbl_##NAME *call, void *scratch, size_t bytes)
 
 /* A linear layer with an optional adapter. LoRA, DoRA:
  *
@@ -1714,7 +1777,7 @@ typedef struct nbl_linear {
     nbl_tensor lora_a, lora_b; /* optional; both or neither */
     nbl_tensor magnitude;      /* optional; only with A and B: DoRA */
     /* Optional, and only with magnitude: f32 [out], |W + scale B A| by rows, if
-     * it is known. Else each call computes it. */
+     * it is known (nbl_dora_norm). Else each call computes it. */
     nbl_tensor norm;
     float scale;   /* finite: alpha / r, or alpha / sqrt(r) */
     float dropout; /* 0 <= p < 1, of the adapter's input */
@@ -1739,17 +1802,78 @@ typedef struct nbl_linear {
     bool train_w;    /* backward computes dw */
     bool accumulate; /* backward adds to the gradients of parameters; else it
                         overwrites them */
+    /* Memory for what forward leaves for backward: nbl_linear_saved bytes or
+     * more, aligned to 64 bytes, with the same address in both calls. It spares
+     * backward work on a device. NULL: backward computes it again. */
+    void *saved;
+    size_t saved_bytes;
 } nbl_linear;
+NBL_OPERATOR(linear);
 
-/* Bytes of scratch for nbl_linear_forward, or with `backward` for
- * nbl_linear_backward. Needs the call as it will run, data pointers
- * included. */
-NBL_API nbl_status nbl_linear_scratch(nbl_context *ctx, const nbl_linear *call,
-                                      bool backward, size_t *bytes);
-NBL_API nbl_status nbl_linear_forward(nbl_context *ctx, const nbl_linear *call,
-                                      void *scratch, size_t bytes);
-NBL_API nbl_status nbl_linear_backward(nbl_context *ctx, const nbl_linear *call,
-                                       void *scratch, size_t bytes);
+/* Bytes of nbl_linear.saved that forward of this call can use; 0: none. Needs the
+ * call as it will run. */
+NBL_API nbl_status nbl_linear_saved(nbl_context *ctx, const nbl_linear *call,
+                                    size_t *bytes);
+
+#define NBL_MAX_GROUP 4 /* linear layers of a group */
+
+/* Up to four linear layers with the same input: q, k and v; gate and up. Backward
+ * computes one dx, the sum over the members, rounded once. A group costs less
+ * than its members alone.
+ *
+ * members[0] holds what the members share: x, dx, dtype, dropout, seed, seeds,
+ * seed_index, first_row, threshold, dequantized, train_w, accumulate, saved,
+ * saved_bytes. All else is each member's own; a scale of 0 is that of members[0].
+ * Members follow each other without a gap. An absent member is all zero. Each
+ * member draws dropout masks of its own. */
+typedef struct nbl_linear_group {
+    int count; /* set by the library */
+    nbl_linear members[NBL_MAX_GROUP];
+} nbl_linear_group;
+NBL_OPERATOR(linear_group);
+
+/* As nbl_linear_saved. */
+NBL_API nbl_status nbl_linear_group_saved(nbl_context *ctx,
+                                          const nbl_linear_group *call,
+                                          size_t *bytes);
+
+/* The function between gate and down. */
+typedef enum nbl_activation {
+    NBL_ACTIVATION_SILU,     /* x * sigmoid(x) */
+    NBL_ACTIVATION_GELU,     /* the exact one, with erf */
+    NBL_ACTIVATION_GELU_TANH /* its approximation */
+} nbl_activation;
+
+/* A gated feed-forward block, y = down(act(gate(x)) * up(x)). Values between the
+ * layers are f32 and exist for 512 tokens at a time.
+ *
+ * gate holds what the layers share, as members[0] of a group does. y and dy are
+ * down's. `saved` is not used. With `keep` forward stores the outputs of gate and
+ * up, 8 bytes for each token and inner feature, and backward does not compute them
+ * again; the results are the same bits. */
+typedef struct nbl_mlp {
+    nbl_activation act;
+    nbl_linear gate, up, down; /* [inner, in], [inner, in], [out, inner] */
+    bool keep;
+    nbl_tensor gate_out, up_out; /* only with keep: f32 [.., inner], written by
+                                    forward, read by backward */
+} nbl_mlp;
+NBL_OPERATOR(mlp);
+
+/* The norm of DoRA, |W + scale B A| by rows. It changes only when the adapter
+ * does: compute it once per optimizer step. There is no backward. */
+typedef struct nbl_dora_norm {
+    nbl_dtype dtype; /* the compute dtype of the layer */
+    nbl_weight w;
+    nbl_tensor lora_a, lora_b;
+    float scale;
+    nbl_tensor w_norm2;     /* optional: f32 [out], |W|^2 by rows, from an earlier
+                               call */
+    nbl_tensor norm;        /* output: f32 [out] */
+    nbl_tensor w_norm2_out; /* output, only without w_norm2; its memory is
+                               optional */
+} nbl_dora_norm;
+NBL_OPERATOR(dora_norm);
 
 /* Where rmsnorm rounds to the dtype of x. */
 typedef enum nbl_norm_round {
@@ -1779,17 +1903,58 @@ typedef struct nbl_rmsnorm {
     nbl_tensor dx, dw;       /* backward's outputs */
     bool accumulate;         /* backward adds to dw; else it overwrites it */
 } nbl_rmsnorm;
+NBL_OPERATOR(rmsnorm);
 
-/* As those of nbl_linear. */
-NBL_API nbl_status nbl_rmsnorm_scratch(nbl_context *ctx,
-                                       const nbl_rmsnorm *call, bool backward,
-                                       size_t *bytes);
-NBL_API nbl_status nbl_rmsnorm_forward(nbl_context *ctx,
-                                       const nbl_rmsnorm *call, void *scratch,
-                                       size_t bytes);
-NBL_API nbl_status nbl_rmsnorm_backward(nbl_context *ctx,
-                                        const nbl_rmsnorm *call, void *scratch,
-                                        size_t bytes);
+/* rmsnorm of each head, and its rotary position embedding in the layout of
+ * Hugging Face's models: dimension i of the first half of the rotated dimensions
+ * rotates with dimension i of the second half. The norm's result is not rounded
+ * before the rotation. w is frozen: backward computes dx alone. */
+typedef struct nbl_norm_rope {
+    nbl_dtype dtype;
+    nbl_tensor x;        /* [.., heads, dim] */
+    nbl_tensor w;        /* [dim]: f32, f16 or bf16 */
+    nbl_tensor cos, sin; /* f32 [tokens, rotated / 2] */
+    float eps, offset;
+    nbl_norm_round round;
+    nbl_tensor y;  /* forward's output */
+    nbl_tensor dy; /* backward's input */
+    nbl_tensor dx; /* its output */
+} nbl_norm_rope;
+NBL_OPERATOR(norm_rope);
+
+/* What the losses of tokens become. */
+typedef enum nbl_reduction {
+    NBL_REDUCTION_MEAN, /* their sum, divided by the number of trained tokens */
+    NBL_REDUCTION_NONE  /* a loss per token */
+} nbl_reduction;
+
+/* The output head and the loss. Logits x W' exist in tiles only. The loss is that
+ * of torch.nn.functional.cross_entropy, but 0 where no token is trained. A label
+ * of -100 is not trained; its loss, logprob and dx are 0. Any other label outside
+ * the vocabulary is an NBL_ERROR_ARGUMENT, on a device at the next wait. */
+typedef struct nbl_cross_entropy {
+    nbl_dtype dtype;
+    nbl_tensor x;      /* [.., hidden] */
+    nbl_weight w;      /* [vocabulary, hidden] in any format */
+    nbl_tensor labels; /* i32, one per token */
+    float softcap;     /* > 0: logits become cap * tanh(logits / cap); 0: none */
+    float smoothing;   /* of labels: 0 <= s <= 1 */
+    nbl_reduction reduction;
+    bool train_w;             /* backward computes dw */
+    nbl_tensor denominator;   /* mean, optional: f32 [1], the divisor, read when the
+                                 call runs; 0: the number of trained tokens */
+    nbl_tensor loss;          /* output: f32 [1], or like labels */
+    nbl_tensor logprobs;      /* output: f32, like labels */
+    nbl_tensor lse;           /* f32 [2, tokens]: forward's output, backward's input */
+    nbl_tensor dloss;         /* backward's input: f32, like loss */
+    nbl_tensor dx, dw;        /* backward's outputs; dw f32, only with train_w */
+    bool accumulate;          /* backward adds to dw; else it overwrites it */
+    bool grad_in_forward;     /* forward also computes dx for dloss = 1: backward
+                                 then only multiplies. Needs mean, no train_w */
+    nbl_tensor dx_in_forward; /* only with grad_in_forward: f32, like x; forward's
+                                 output, backward's input */
+} nbl_cross_entropy;
+NBL_OPERATOR(cross_entropy);
 
 /* A parameter, its gradient and its moments. */
 typedef struct nbl_adamw_tensor {

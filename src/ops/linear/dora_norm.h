@@ -14,14 +14,7 @@
 
 #include "ops/ops.h"
 
-typedef struct nbl__dora_norm {
-    nbl_dtype dtype; /* the compute dtype of the layer */
-    nbl_weight w;
-    nbl_tensor lora_a, lora_b;
-    float scale;
-    nbl_tensor w_norm2;     /* f32 [out]: ‖w_n‖²; optional */
-    nbl_tensor norm;        /* f32 [out] */
-    nbl_tensor w_norm2_out; /* f32 [out], only if w_norm2 is absent; its memory is optional */
-} nbl__dora_norm;
+/* The struct of arguments is public: nibble.h documents its fields. */
+typedef nbl_dora_norm nbl__dora_norm;
 
 #endif

@@ -17,12 +17,8 @@
 
 #include "ops/linear/linear.h"
 
-enum { NBL_MAX_GROUP = 4 };
-
-typedef struct nbl__linear_group {
-    int count; /* set by infer */
-    nbl__linear members[NBL_MAX_GROUP];
-} nbl__linear_group;
+/* The struct of arguments is public: nibble.h documents its fields. infer sets `count`. */
+typedef nbl_linear_group nbl__linear_group;
 
 extern const nbl__impl nbl__linear_group_ref, nbl__linear_group_backward_ref;
 

@@ -27,12 +27,11 @@
 
 enum { NBL_MLP_CHUNK = 512, NBL_MLP_GATE = 0, NBL_MLP_UP, NBL_MLP_DOWN, NBL_MLP_PARTS };
 
-typedef struct nbl__mlp {
-    int act; /* nbl__act; gelu is the exact one, with erf */
-    nbl__linear gate, up, down;
-    bool keep;                   /* forward saves, and backward reads: */
-    nbl_tensor gate_out, up_out; /* f32 [tokens, inner], outputs of gate and up */
-} nbl__mlp;
+/* The struct of arguments is public: nibble.h documents its fields. */
+typedef nbl_mlp nbl__mlp;
+_Static_assert((int)NBL_ACTIVATION_SILU == NBL_ACT_SILU && (int)NBL_ACTIVATION_GELU == NBL_ACT_GELU &&
+                   (int)NBL_ACTIVATION_GELU_TANH == NBL_ACT_GELU_TANH,
+               "act.h and nibble.h number the activations alike");
 
 extern const nbl__impl nbl__mlp_ref, nbl__mlp_backward_ref;
 

@@ -33,27 +33,9 @@
 #include "ops/ops.h"
 
 enum { NBL_LABEL_IGNORED = -100 };
-typedef enum nbl__reduction { NBL_REDUCTION_MEAN, NBL_REDUCTION_NONE } nbl__reduction;
 
-typedef struct nbl__cross_entropy {
-    nbl_dtype dtype; /* of the computation */
-    nbl_tensor x;
-    nbl_weight w;
-    nbl_tensor labels;        /* i32, one per token, any rank */
-    float softcap;            /* 0: none */
-    float smoothing;          /* 0 <= s <= 1 */
-    int reduction;            /* nbl__reduction */
-    bool train_w;             /* backward computes dw */
-    nbl_tensor denominator;   /* mean, optional: f32 [1], the divisor; 0: the number of trained tokens */
-    nbl_tensor loss;          /* f32: [1], or like labels */
-    nbl_tensor logprobs;      /* f32, like labels */
-    nbl_tensor lse;           /* f32 [2, tokens], saved: lse rounded to f32, and the rest */
-    nbl_tensor dloss;         /* backward's input: f32, like loss */
-    nbl_tensor dx, dw;        /* backward's outputs */
-    bool accumulate;          /* backward adds to dw instead of writing it */
-    bool grad_in_forward;     /* forward computes, and backward reads: */
-    nbl_tensor dx_in_forward; /* f32, like x: dx for dloss = 1 */
-} nbl__cross_entropy;
+/* The struct of arguments is public: nibble.h documents its fields. */
+typedef nbl_cross_entropy nbl__cross_entropy;
 
 /* Writes the indices of the trained tokens, in order, to rows [tokens]. A label
  * out of range is an error that names its value and index. A denominator that is

@@ -11,14 +11,7 @@
 
 #include "ops/ops.h"
 
-typedef struct nbl__norm_rope {
-    nbl_dtype dtype;
-    nbl_tensor x;        /* [tokens …, heads, dim] */
-    nbl_tensor w;        /* [dim], f32, f16 or bf16 */
-    nbl_tensor cos, sin; /* f32 [tokens, rotary/2] */
-    float eps, offset;
-    int round; /* an nbl_norm_round, as in nbl_rmsnorm */
-    nbl_tensor y, dy, dx;
-} nbl__norm_rope;
+/* The struct of arguments is public: nibble.h documents its fields. */
+typedef nbl_norm_rope nbl__norm_rope;
 
 #endif

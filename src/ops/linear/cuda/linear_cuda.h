@@ -81,16 +81,16 @@ nbl_status nbl__cuda_linear_backward_run(const nbl__call *call, nbl__cuda_linear
 nbl_status nbl__cuda_dora_weight_norm(const nbl__call *call, const nbl__linear *a, float *norm);
 
 /* mlp_cuda.c, for norm_linear_cuda.c. */
-struct nbl__mlp;
+struct nbl_mlp;
 struct nbl__gemv_one;
 /* True if gate, up and act of one row can be one launch. *one describes it, without the address of
  * the result. */
-bool nbl__cuda_mlp_at_once(const struct nbl__mlp *a, struct nbl__gemv_one *one);
-const char *nbl__cuda_mlp_can(const nbl__cuda *cuda, nbl__cuda_linear_algo algo, const struct nbl__mlp *a);
-size_t nbl__cuda_mlp_scratch(const nbl__cuda *cuda, nbl__cuda_linear_algo algo, const struct nbl__mlp *a);
+bool nbl__cuda_mlp_at_once(const struct nbl_mlp *a, struct nbl__gemv_one *one);
+const char *nbl__cuda_mlp_can(const nbl__cuda *cuda, nbl__cuda_linear_algo algo, const struct nbl_mlp *a);
+size_t nbl__cuda_mlp_scratch(const nbl__cuda *cuda, nbl__cuda_linear_algo algo, const struct nbl_mlp *a);
 /* `norm`: NULL, or the rmsnorm that computes x; it runs in the same launch. NBL_CUDA_LINEAR_ALGO_GEMV_SM90
  * only. */
-nbl_status nbl__cuda_mlp_run(const nbl__call *call, nbl__cuda_linear_algo algo, const struct nbl__mlp *a,
+nbl_status nbl__cuda_mlp_run(const nbl__call *call, nbl__cuda_linear_algo algo, const struct nbl_mlp *a,
                              const nbl_rmsnorm *norm);
 
 /* ---- a large batch: linear_cuda_large.c ---- */
