@@ -30,21 +30,29 @@ from typing_extensions import Self
 from ._abi import lib
 from .errors import BusyError, ClosedError, NibbleError, error_of
 
-# These allocate, or read files of the library, but start no work on the context's threads. So callbacks may call
-# them with the context that is at work.
-TEXT_KINDS = ("tokenizer", "text stream", "stop matcher")
+# Callbacks may call these functions with the context that is at work: they keep no state in it.
+TEXT_FUNCTIONS = ("nbl_tokenizer_", "nbl_text_", "nbl_stop_matcher_", "nbl_ids_free")
 
 
 class Handle:
     """A pointer to an object of the library. None after close."""
 
-    def __init__(self, session: Session, kind: str, pointer: int, close: Callable[[int], object]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        kind: str,
+        pointer: int,
+        close: Callable[[int], object],
+        borrows: tuple[Handle, ...] = (),
+    ) -> None:
         self.session = session
         self.kind = kind
         self.pointer: int | None = pointer
-        self.dependents: list[Handle] = []  # they borrow this object, and are closed before it
-        self.busy = 0
+        self.borrows = borrows  # closing one of them closes this object first
+        self.borrowers: dict[int, Handle] = {}
         self._close = close
+        for handle in borrows:
+            handle.borrowers[id(self)] = self
         session.handles[id(self)] = self
 
     def get(self) -> int:
@@ -56,8 +64,10 @@ class Handle:
         if self.session.handles.pop(id(self), None) is None:
             return  # closed before
         pointer, self.pointer = self.get(), None
-        for dependent in reversed(self.dependents):
-            dependent.close()
+        for handle in self.borrows:
+            handle.borrowers.pop(id(self), None)
+        for handle in list(self.borrowers.values()):
+            handle.close()
         self.session.ended.append(lambda: self._close(pointer))
         self.session.sweep()
 
@@ -75,6 +85,7 @@ class Session:
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._depth = 0  # calls at work; more than one: from a callback
+        self._busy: list[Handle] = []  # their arguments
         self._sealed = False  # in a callback that may come from the middle of parallel work
         self._in_callback = False  # in code of the user
         self._sweeping = False
@@ -122,16 +133,23 @@ class Session:
 
     def read(self, function: Any, *arguments: Any) -> Any:
         """Calls a function that cannot fail, and returns its result."""
-        with self.work(*arguments) as plain:
+        with self.work(*arguments, text=_is_text(function)) as plain:
             result = function(*plain)
             self._check(None, self._caught[0] if self._caught else None)
             return result
 
-    def open(self, kind: str, close: Callable[[int], object], function: Any, *arguments: Any) -> Handle:
+    def open(
+        self,
+        kind: str,
+        close: Callable[[int], object],
+        function: Any,
+        *arguments: Any,
+        borrows: tuple[Handle, ...] = (),
+    ) -> Handle:
         """Calls a function whose last argument is the address of a new object."""
         made = c_void_p()
         failure, caught, _ = self._call(function, (*arguments, byref(made)), None)
-        handle = Handle(self, kind, made.value, close) if made.value else None
+        handle = Handle(self, kind, made.value, close, borrows) if made.value else None
         try:
             self._check(failure, caught)
             assert handle is not None
@@ -144,7 +162,7 @@ class Session:
     def _call(
         self, function: Any, arguments: tuple[Any, ...], result: Callable[[], Any] | None
     ) -> tuple[NibbleError | None, BaseException | None, Any]:
-        with self.work(*arguments) as plain:
+        with self.work(*arguments, text=_is_text(function)) as plain:
             with self._signals():
                 status: int = function(*plain)
             failure = None if status == 0 else self.failure(status)
@@ -168,37 +186,36 @@ class Session:
         return error_of(status, message.decode(errors="replace"), hint.decode(errors="replace"))
 
     @contextlib.contextmanager
-    def work(self, *arguments: Any) -> Generator[list[Any], None, None]:
-        """Takes the context for one call, and gives its arguments with pointers instead of handles."""
+    def work(self, *arguments: Any, text: bool = False) -> Generator[list[Any], None, None]:
+        """Takes the context for one call, and gives its arguments with pointers instead of handles.
+
+        text  callbacks may make the call, too
+        """
         if self._process != os.getpid():
             raise ClosedError("the context was made before a fork: make another one in this process")
         handles = [argument for argument in arguments if isinstance(argument, Handle)]
         with self._lock:
             plain = [a.get() if isinstance(a, Handle) else a for a in arguments]
-            self._admit(handles)
-            outside = self._caught, self._in_callback
-            self._caught, self._in_callback = [], False
-            self._depth += 1
-            for handle in handles:
-                handle.busy += 1
+            self._admit(handles, text)
+            outside = self._depth, self._caught, self._in_callback
+            busy = len(self._busy)
             try:
+                self._depth, self._caught, self._in_callback = outside[0] + 1, [], False
+                self._busy += handles
                 yield plain
             finally:
-                for handle in handles:
-                    handle.busy -= 1
-                self._depth -= 1
-                self._caught, self._in_callback = outside
+                del self._busy[busy:]
+                self._depth, self._caught, self._in_callback = outside
         self.sweep()
 
-    def _admit(self, handles: list[Handle]) -> None:
+    def _admit(self, handles: list[Handle], text: bool) -> None:
         """Refuses a call from a callback that the library cannot serve."""
         if self._depth == 0:
             return
-        busy = next((handle.kind for handle in handles if handle.busy and handle is not self.context), "")
-        if not busy and not self._sealed and all(h.kind in TEXT_KINDS or h is self.context for h in handles):
+        if text and not self._sealed and not any(h in self._busy for h in handles if h is not self.context):
             return
         raise BusyError(
-            f"a callback uses the {busy or handles[0].kind} while its context is at work",
+            f"a callback uses the {handles[0].kind} while its context is at work",
             "use an object of another Context, or wait until the call has returned",
         )
 
@@ -229,7 +246,7 @@ class Session:
                         return stop
                 except BaseException as error:
                     self._in_callback = False
-                    self._caught.append(error)
+                    self._caught = self._caught or [error]
                 finally:
                     self._in_callback = self._sealed = False
             return stop if (ends() if ends else self._caught) else 0
@@ -238,7 +255,7 @@ class Session:
 
     def stop_reading(self) -> bool:
         """Whether what was raised ends the work at a progress report. While a run trains, the first exception waits
-        for the end of the step, which is saved. The second one leaves out the save."""
+        for the end of the step, which is saved. Another signal leaves out the save."""
         return len(self._caught) > (1 if self.steps else 0)
 
     @contextlib.contextmanager
@@ -268,6 +285,11 @@ class Session:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+
+def _is_text(function: Any) -> bool:
+    name: str = function.__name__
+    return name.startswith(TEXT_FUNCTIONS)
 
 
 class Owned:

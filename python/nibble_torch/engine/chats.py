@@ -16,7 +16,7 @@ from ._arrays import Path, path_of, string, take_ids, utf8
 from ._core import Owned
 from ._records import string_of
 from .context import Context
-from .errors import error_of
+from .errors import ArgumentError, error_of
 from .models import Model
 from .text import Tokenizer
 
@@ -140,20 +140,13 @@ class ChatEncoder(Owned):
     """
 
     def __init__(self, model: Model, tokenizer: Tokenizer, template: ChatTemplate) -> None:
-        parts: tuple[Owned, ...] = (model, tokenizer, template)
+        parts = model.handle, tokenizer.handle, template.handle
         if any(part.session is not model.session for part in parts):
-            raise ValueError("model, tokenizer and template must be of one context")
-        self.parts = parts
-        handle = model.session.open(
-            "chat encoder",
-            lib.nbl_chat_encoder_close,
-            lib.nbl_chat_encoder_open,
-            *(part.handle for part in parts),
-        )
-        for part in parts:
-            part.handle.dependents.append(handle)
-        self._own(handle)
+            raise ArgumentError("model, tokenizer and template must be of one context")
+        kind = "chat encoder", lib.nbl_chat_encoder_close, lib.nbl_chat_encoder_open
+        self._own(model.session.open(*kind, *parts, borrows=parts))
         self.context = model.context
+        self._parts = model, tokenizer, template  # or they would be closed when nobody else has them
 
     def row(self, row: Mapping[str, object], *, where: str = "row") -> ChatRow:
         """Encodes an object with "messages", and "tools" or not. `where` begins error messages."""

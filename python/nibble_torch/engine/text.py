@@ -92,7 +92,7 @@ class Tokenizer(Owned):
 
     def token(self, id: int) -> str | None:
         """The text of a token, or None if there is no such token."""
-        with self.session.work(self.handle) as (tokenizer,):
+        with self.session.work(self.handle, text=True) as (tokenizer,):
             text = lib.nbl_tokenizer_token(tokenizer, id)
             return string_of(text) if text.text else None
 
@@ -121,11 +121,13 @@ class TextStream(Owned):
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = False) -> None:
         self.tokenizer = tokenizer
-        handle = tokenizer.session.open(
-            "text stream", lib.nbl_text_stream_close, lib.nbl_text_stream_open, tokenizer.handle, skip_special
+        self._own(
+            tokenizer.session.open(
+                *("text stream", lib.nbl_text_stream_close, lib.nbl_text_stream_open),
+                *(tokenizer.handle, skip_special),
+                borrows=(tokenizer.handle,),
+            )
         )
-        tokenizer.handle.dependents.append(handle)
-        self._own(handle)
 
     def push(self, id: int) -> str:
         """Adds an id. The text that is new, or "" when more ids are needed."""
@@ -167,5 +169,5 @@ class StopMatcher(Owned):
 
     def finish(self) -> str:
         """What was held back and is text. The matcher is then as after opening."""
-        with self.session.work(self.handle) as (matcher,):
+        with self.session.work(self.handle, text=True) as (matcher,):
             return string_of(lib.nbl_stop_matcher_finish(matcher))
