@@ -492,9 +492,10 @@ static inline nbl_tensor nbl_matrix(nbl_dtype dtype, int64_t rows,
 typedef struct nbl_weight_parts {
     /* What the caller's memory holds. 0: not known, and not checked. */
     uint64_t data_bytes; /* at least what the shape needs */
-    int64_t scales, scale_codes, nested_scales; /* elements: exactly those of the
+    int64_t scales, scale_codes,
+        nested_scales;    /* elements: exactly those of the
                                                    shape */
-    int64_t nested_table;                       /* 256 */
+    int64_t nested_table; /* 256 */
     /* Dtypes of the parts. Anything but f32, which is 0, is an NBL_ERROR_DTYPE:
      * frameworks that cast whole models also cast scales. */
     nbl_dtype scales_dtype, nested_scales_dtype, nested_table_dtype;
@@ -1750,9 +1751,9 @@ NBL_API nbl_status nbl_dynamic8_dequantize(nbl_context *ctx, bool is_signed,
     NBL_API nbl_status nbl_##NAME##_scratch(nbl_context *ctx,                  \
                                             const nbl_##NAME *call,            \
                                             bool backward, size_t *bytes);     \
-    NBL_API nbl_status nbl_##NAME##_forward(                                   \
-        nbl_context *ctx, const nbl_##NAME *call, void *scratch,               \
-        size_t bytes);                                                         \
+    NBL_API nbl_status nbl_##NAME##_forward(nbl_context *ctx,                  \
+                                            const nbl_##NAME *call,            \
+                                            void *scratch, size_t bytes);      \
     NBL_API nbl_status nbl_##NAME##_backward(                                  \
         nbl_context *ctx, const nbl_##NAME *call, void *scratch, size_t bytes)
 
@@ -1867,9 +1868,9 @@ typedef struct nbl_dora_norm {
     nbl_weight w;
     nbl_tensor lora_a, lora_b;
     float scale;
-    nbl_tensor w_norm2;     /* optional: f32 [out], |W|^2 by rows, from an earlier
+    nbl_tensor w_norm2; /* optional: f32 [out], |W|^2 by rows, from an earlier
                                call */
-    nbl_tensor norm;        /* output: f32 [out] */
+    nbl_tensor norm;    /* output: f32 [out] */
     nbl_tensor w_norm2_out; /* output, only without w_norm2; its memory is
                                optional */
 } nbl_dora_norm;
@@ -1937,21 +1938,23 @@ typedef struct nbl_cross_entropy {
     nbl_tensor x;      /* [.., hidden] */
     nbl_weight w;      /* [vocabulary, hidden] in any format */
     nbl_tensor labels; /* i32, one per token */
-    float softcap;     /* > 0: logits become cap * tanh(logits / cap); 0: none */
-    float smoothing;   /* of labels: 0 <= s <= 1 */
+    float softcap;   /* > 0: logits become cap * tanh(logits / cap); 0: none */
+    float smoothing; /* of labels: 0 <= s <= 1 */
     nbl_reduction reduction;
-    bool train_w;             /* backward computes dw */
-    nbl_tensor denominator;   /* mean, optional: f32 [1], the divisor, read when the
+    bool train_w; /* backward computes dw */
+    nbl_tensor
+        denominator;     /* mean, optional: f32 [1], the divisor, read when the
                                  call runs; 0: the number of trained tokens */
-    nbl_tensor loss;          /* output: f32 [1], or like labels */
-    nbl_tensor logprobs;      /* output: f32, like labels */
-    nbl_tensor lse;           /* f32 [2, tokens]: forward's output, backward's input */
-    nbl_tensor dloss;         /* backward's input: f32, like loss */
-    nbl_tensor dx, dw;        /* backward's outputs; dw f32, only with train_w */
-    bool accumulate;          /* backward adds to dw; else it overwrites it */
-    bool grad_in_forward;     /* forward also computes dx for dloss = 1: backward
+    nbl_tensor loss;     /* output: f32 [1], or like labels */
+    nbl_tensor logprobs; /* output: f32, like labels */
+    nbl_tensor lse;    /* f32 [2, tokens]: forward's output, backward's input */
+    nbl_tensor dloss;  /* backward's input: f32, like loss */
+    nbl_tensor dx, dw; /* backward's outputs; dw f32, only with train_w */
+    bool accumulate;   /* backward adds to dw; else it overwrites it */
+    bool grad_in_forward; /* forward also computes dx for dloss = 1: backward
                                  then only multiplies. Needs mean, no train_w */
-    nbl_tensor dx_in_forward; /* only with grad_in_forward: f32, like x; forward's
+    nbl_tensor
+        dx_in_forward; /* only with grad_in_forward: f32, like x; forward's
                                  output, backward's input */
 } nbl_cross_entropy;
 NBL_OPERATOR(cross_entropy);

@@ -74,7 +74,8 @@ static const char *copy_name(nbl__graph *g, const char *name)
 nbl__value nbl__graph_new(nbl__graph *g, nbl__kind kind, const char *name)
 {
     /* values[0] stays unused: 0 means "no value" */
-    if (g->status != NBL_OK || name == NULL) return 0;
+    if (g->status != NBL_OK) return 0;
+    if (name == NULL) return nbl__graph_failed(g, NBL_ERROR_MEMORY), 0; /* it was made in the arena */
     if (!grow(g, (void **)&g->values, g->value_count + 1, &g->value_room, sizeof *g->values)) return 0;
     nbl__value value = ++g->value_count;
     g->values[value] = (nbl__value_info){.name = name, .kind = kind, .producer = -1};
@@ -111,7 +112,8 @@ void nbl__graph_pin(nbl__graph *g, nbl__value value)
 /* Appends a node with empty arguments and bindings; -1 after a failure. */
 static int new_node(nbl__graph *g, const nbl__family *family, const char *name, int slots)
 {
-    if (g->status != NBL_OK || name == NULL) return -1;
+    if (g->status != NBL_OK) return -1;
+    if (name == NULL) return nbl__graph_failed(g, NBL_ERROR_MEMORY), -1; /* it was made in the arena */
     if (!grow(g, (void **)&g->nodes, g->node_count, &g->node_room, sizeof *g->nodes)) return -1;
     nbl__node node = {.name = name, .family = family, .layer = g->layer, .scope = g->scope};
     node.arguments = nbl__arena_alloc(&g->arena, family ? family->size : 1);

@@ -1,44 +1,46 @@
 /* public_operators.c - the operator calls of nibble.h, over the table of families.
  *
  * A public call is checked harder than one inside the library: dtypes exist, shapes do not
- * overflow, data is aligned. The caller's struct is not changed: infer runs on a copy. The dtype
- * and shape that the caller gave an output must equal those that infer computes. Otherwise the
- * call fails, and nothing is written. */
-#include "ops/optimizer/adamw.h"
+ * overflow, data is there and aligned. The caller's struct is not changed: everything runs on a
+ * copy. The dtype and shape that the caller gave an output must equal those that infer computes.
+ * Otherwise the call fails, and nothing is written.
+ *
+ * Without data (nbl_NAME_infer) the copy gets the address of `nowhere` for every tensor of rank 1
+ * and above: infer asks whether a tensor is there, and reads nothing of it. */
 #include "device/device.h"
 #include "ops/families.h"
-#include "ops/optimizer/grad_norm.h"
-#include "ops/linear/linear.h"
+#include "ops/linear/dora_norm.h"
+#include "ops/linear/linear_group.h"
+#include "ops/linear/mlp.h"
+#include "ops/loss/cross_entropy.h"
+#include "ops/norm/norm_rope.h"
 #include "ops/norm/rmsnorm.h"
 
 /* Room for a copy of any public struct of arguments. */
 typedef union any_call {
     nbl_linear linear;
+    nbl_linear_group linear_group;
+    nbl_mlp mlp;
+    nbl_dora_norm dora_norm;
     nbl_rmsnorm rmsnorm;
+    nbl_norm_rope norm_rope;
+    nbl_cross_entropy cross_entropy;
 } any_call;
 
-/* Compares each output (backward: each gradient) as the caller describes it with what infer made
- * of it. A gradient without memory is not wanted. An output of forward must have memory. */
-static nbl_status check_outputs(nbl_context *ctx, const nbl__family *family, const nbl__op *op, bool backward,
-                                const void *given, void *inferred)
+/* What a tensor without elements, and one without memory, points to. It is never read. */
+static _Alignas(64) const uint8_t nowhere[64];
+
+static void *stand_in(void)
 {
-    for (const nbl__slot *slot = family->slots; slot->name; slot++) {
-        if (slot->role != (backward ? NBL_ROLE_GRADIENT : NBL_ROLE_OUTPUT)) continue;
-        const nbl_tensor *mine = (const void *)((const char *)given + slot->offset);
-        const nbl_tensor *right = nbl__slot_tensor(slot, inferred);
-        if (right->rank == 0) {
-            NBL_CHECK(ctx, mine->data == NULL, NBL_ERROR_ARGUMENT,
-                      "%s: %s is not produced by these arguments", op->name, slot->name);
-            continue;
-        }
-        NBL_CHECK(ctx, mine->data || backward, NBL_ERROR_ARGUMENT, "%s: %s has no memory", op->name,
-                  slot->name);
-        if (mine->data == NULL) continue;
-        NBL_TRY(nbl__check_dtype(ctx, op->name, slot->name, mine, right->dtype));
-        NBL_TRY(nbl__check_dims(ctx, op->name, slot->name, mine, right->rank, right->shape));
-    }
-    return NBL_OK;
+    return (void *)(uintptr_t)nowhere;
 }
+
+static bool is_optional_weight(const nbl__slot *slot, const nbl_weight *w)
+{
+    return slot->role == NBL_ROLE_OPTIONAL_WEIGHT && w->rank == 0;
+}
+
+/* ---- checks of what the caller gave ---- */
 
 /* Checks what infer assumes: a valid dtype, a shape whose product does not overflow, data aligned
  * to its elements. */
@@ -54,55 +56,241 @@ static nbl_status check_tensor(nbl_context *ctx, const char *op, const char *nam
     return NBL_OK;
 }
 
-/* Checks every tensor and weight that the caller gave, and that no required input is missing. */
-static nbl_status check_given(nbl_context *ctx, const nbl__family *family, const void *call)
+/* Must a call have this tensor? Backward needs the cotangents of all outputs but of residual_out, and
+ * what forward has saved. Whether a SAVED tensor exists depends on its flag: infer says so. */
+static bool is_needed(const nbl__slot *slot, bool backward)
+{
+    if (slot->role == NBL_ROLE_INPUT) return true;
+    if (!backward) return false;
+    if (slot->role == NBL_ROLE_SAVED) return slot->when == NULL;
+    return slot->role == NBL_ROLE_COTANGENT && strcmp(slot->of, "residual_out") != 0;
+}
+
+/* Checks every tensor and weight of the copy, and that nothing needed is missing. A tensor without
+ * elements is there without data. */
+static nbl_status check_given(nbl_context *ctx, const nbl__family *family, bool backward, void *copy)
 {
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
-        const void *field = (const char *)call + slot->offset;
+        void *field = (char *)copy + slot->offset;
         int64_t n, rows;
-        if (slot->role == NBL_ROLE_WEIGHT) NBL_TRY(nbl__check_weight(ctx, family->name, field, &n, &rows));
-        else if (nbl__has_data(field)) NBL_TRY(check_tensor(ctx, family->name, slot->name, field));
-        else
-            NBL_CHECK(ctx, slot->role != NBL_ROLE_INPUT, NBL_ERROR_ARGUMENT, "%s: %s has no data",
-                      family->name, slot->name);
+        if (nbl__slot_is_weight(slot)) {
+            if (is_optional_weight(slot, field)) continue;
+            nbl_status status = nbl__check_weight(ctx, family->name, field, &n, &rows);
+            if (status != NBL_OK && strcmp(slot->name, "w") != 0)
+                nbl__fail_within(ctx, status, "%s", slot->name);
+            NBL_TRY(status);
+            continue;
+        }
+        nbl_tensor *t = field;
+        if (t->data == NULL && t->rank > 0 && t->rank <= NBL_MAX_RANK && nbl__tensor_elements(t) == 0)
+            t->data = stand_in();
+        if (t->data) NBL_TRY(check_tensor(ctx, family->name, slot->name, t));
+        /* Members of a group that are not there have neither weight nor cotangent: rank 0. */
+        else if (is_needed(slot, backward) && (t->rank > 0 || slot->role != NBL_ROLE_COTANGENT))
+            return nbl__fail(ctx, NBL_ERROR_ARGUMENT, "%s: %s has no data", family->name, slot->name);
     }
     return NBL_OK;
 }
 
+/* Compares an output as the caller describes it with what infer made of it. */
+static nbl_status check_output(nbl_context *ctx, const char *op, const nbl__slot *slot,
+                               const nbl_tensor *given, const nbl_tensor *inferred)
+{
+    NBL_TRY(nbl__check_dtype(ctx, op, slot->name, given, inferred->dtype));
+    return nbl__check_dims(ctx, op, slot->name, given, inferred->rank, inferred->shape);
+}
+
+/* Compares what the call writes. A gradient without memory is not wanted. An output of forward must
+ * have memory, except w_norm2_out of dora_norm. */
+static nbl_status check_outputs(nbl_context *ctx, const nbl__family *family, const nbl__op *op, bool backward,
+                                const void *given, void *inferred)
+{
+    for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        bool saved = !backward && slot->role == NBL_ROLE_SAVED;
+        if (slot->role != (backward ? NBL_ROLE_GRADIENT : NBL_ROLE_OUTPUT) && !saved) continue;
+        const nbl_tensor *mine = (const void *)((const char *)given + slot->offset);
+        const nbl_tensor *right = nbl__slot_tensor(slot, inferred);
+        if (right->rank == 0) {
+            NBL_CHECK(ctx, mine->data == NULL, NBL_ERROR_ARGUMENT,
+                      "%s: %s is not produced by these arguments", op->name, slot->name);
+            continue;
+        }
+        bool optional = backward || strcmp(slot->name, "w_norm2_out") == 0;
+        NBL_CHECK(ctx, mine->data || optional || nbl__tensor_elements(right) == 0, NBL_ERROR_ARGUMENT,
+                  "%s: %s has no memory", op->name, slot->name);
+        if (mine->data || mine->rank > 0) NBL_TRY(check_output(ctx, op->name, slot, mine, right));
+    }
+    return NBL_OK;
+}
+
+/* Backward reads what forward has saved, in the dtype and shape that forward wrote. */
+static nbl_status check_saved(nbl_context *ctx, const nbl__family *family, const void *copy)
+{
+    bool any = false;
+    for (const nbl__slot *slot = family->slots; slot->name; slot++) any |= slot->role == NBL_ROLE_SAVED;
+    if (!any) return NBL_OK;
+    any_call forward;
+    memcpy(&forward, copy, family->size);
+    NBL_TRY(family->forward.infer(ctx, &forward));
+    for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        if (slot->role != NBL_ROLE_SAVED) continue;
+        const nbl_tensor *mine = (const void *)((const char *)copy + slot->offset);
+        const nbl_tensor *right = nbl__slot_tensor(slot, &forward);
+        if (right->rank == 0) continue;
+        NBL_CHECK(ctx, mine->data, NBL_ERROR_ARGUMENT, "%s: %s has no data", family->backward.name,
+                  slot->name);
+        NBL_TRY(check_output(ctx, family->backward.name, slot, mine, right));
+    }
+    return NBL_OK;
+}
+
+/* ---- a call ---- */
+
+/* A family without this direction has no operator. */
+static nbl_status op_of(nbl_context *ctx, const nbl__family *family, bool backward, const nbl__op **op)
+{
+    *op = backward ? &family->backward : &family->forward;
+    NBL_CHECK(ctx, (*op)->name, NBL_ERROR_UNSUPPORTED, "%s has no backward", family->name);
+    return NBL_OK;
+}
+
+/* The nested offset of each weight, where the host can read it. A device's kernels read it themselves. */
+static void read_offsets(nbl_context *ctx, const nbl__family *family, void *copy)
+{
+    if (nbl__device_of(ctx)->separate_memory) return;
+    for (const nbl__slot *slot = family->slots; slot->name; slot++)
+        if (nbl__slot_is_weight(slot))
+            nbl__weight_read_offset((nbl_weight *)(void *)((char *)copy + slot->offset));
+}
+
 /* Checks, infers into `copy`, and chooses an implementation. */
 static nbl_status choose(nbl_context *ctx, const nbl__family *family, bool backward, const void *call,
-                         any_call *copy, const nbl__impl **impl)
+                         any_call *copy, const nbl__op **op, const nbl__impl **impl)
 {
-    const nbl__op *op = backward ? &family->backward : &family->forward;
-    NBL_TRY(check_given(ctx, family, call));
+    NBL_CHECK(ctx, call, NBL_ERROR_ARGUMENT, "%s: NULL argument", family->name);
+    NBL_TRY(op_of(ctx, family, backward, op));
     memcpy(copy, call, family->size);
+    NBL_TRY(check_given(ctx, family, backward, copy));
+    read_offsets(ctx, family, copy);
     NBL_TRY(nbl__infer(ctx, family, backward, copy));
-    NBL_TRY(check_outputs(ctx, family, op, backward, call, copy));
-    return nbl__op_choose(ctx, op, copy, NULL, impl);
+    NBL_TRY(check_outputs(ctx, family, *op, backward, call, copy));
+    if (backward) NBL_TRY(check_saved(ctx, family, copy));
+    return nbl__op_choose(ctx, *op, copy, NULL, impl);
 }
 
 static nbl_status scratch_of(nbl_context *ctx, const nbl__family *family, bool backward, const void *call,
                              size_t *bytes)
 {
     any_call copy;
+    const nbl__op *op;
     const nbl__impl *impl;
-    NBL_CHECK(ctx, call && bytes, NBL_ERROR_ARGUMENT, "%s: NULL argument", family->name);
-    NBL_TRY(choose(ctx, family, backward != 0, call, &copy, &impl));
+    NBL_CHECK(ctx, bytes, NBL_ERROR_ARGUMENT, "%s: NULL argument", family->name);
+    NBL_TRY(choose(ctx, family, backward, call, &copy, &op, &impl));
     *bytes = (nbl__op_scratch(ctx, impl, &copy) + 63) / 64 * 64;
     return NBL_OK;
+}
+
+/* The layer of a call that holds `saved`; NULL: the family has none. */
+static const nbl_linear *saving_layer(const nbl__family *family, const any_call *copy)
+{
+    if (family == &nbl__linear_family) return &copy->linear;
+    return family == &nbl__linear_group_family ? &copy->linear_group.members[0] : NULL;
+}
+
+/* Bytes that forward of these arguments leaves for backward. */
+static nbl_status saved_bytes(nbl_context *ctx, const nbl__family *family, const any_call *copy,
+                              size_t *bytes)
+{
+    const nbl__impl *impl;
+    NBL_TRY(nbl__op_choose(ctx, &family->forward, copy, NULL, &impl));
+    *bytes = nbl__device_of(ctx)->saved_bytes(impl, copy);
+    return NBL_OK;
+}
+
+static nbl_status saved_of(nbl_context *ctx, const nbl__family *family, const void *call, size_t *bytes)
+{
+    any_call copy;
+    const nbl__op *op;
+    const nbl__impl *impl;
+    NBL_CHECK(ctx, bytes, NBL_ERROR_ARGUMENT, "%s: NULL argument", family->name);
+    NBL_TRY(choose(ctx, family, false, call, &copy, &op, &impl));
+    return saved_bytes(ctx, family, &copy, bytes);
 }
 
 static nbl_status run(nbl_context *ctx, const nbl__family *family, bool backward, const void *call,
                       void *scratch, size_t bytes)
 {
     any_call copy;
+    const nbl__op *op;
     const nbl__impl *impl;
-    NBL_CHECK(ctx, call, NBL_ERROR_ARGUMENT, "%s: NULL argument", family->name);
-    NBL_TRY(choose(ctx, family, backward, call, &copy, &impl));
-    return nbl__op_run(ctx, backward ? &family->backward : &family->forward, impl, &copy, scratch, bytes);
+    NBL_TRY(choose(ctx, family, backward, call, &copy, &op, &impl));
+    const nbl_linear *layer = saving_layer(family, &copy);
+    void *saved = layer ? layer->saved : NULL;
+    if (saved) {
+        size_t needed;
+        NBL_TRY(saved_bytes(ctx, family, &copy, &needed));
+        if (needed == 0) saved = NULL;
+        NBL_CHECK(ctx, saved == NULL || (layer->saved_bytes >= needed && (uintptr_t)saved % 64 == 0),
+                  NBL_ERROR_ARGUMENT, "%s: saved has %zu bytes; %zu are needed, aligned to 64", op->name,
+                  layer->saved_bytes, needed);
+    }
+    return nbl__op_run_within(ctx, op, impl, &copy, scratch, bytes, saved);
 }
 
+/* ---- without data ---- */
+
+/* Points every tensor of the copy that is there, and every part of its weights, to `nowhere`. */
+static void forget_data(const nbl__family *family, void *copy)
+{
+    for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        if (nbl__slot_is_weight(slot)) {
+            nbl_weight *w = (nbl_weight *)(void *)((char *)copy + slot->offset);
+            bool nested = w->nested_scales || w->given.nested_scales > 0;
+            w->data = stand_in();
+            w->scales = stand_in();
+            w->scale_codes = stand_in();
+            w->nested_scales = nested ? stand_in() : NULL;
+            w->nested_table = stand_in();
+            continue;
+        }
+        nbl_tensor *t = nbl__slot_tensor(slot, copy);
+        t->data = t->rank > 0 ? stand_in() : NULL;
+    }
+}
+
+/* Gives the copy the pointers of `call` back. */
+static void restore_data(const nbl__family *family, const void *call, void *copy)
+{
+    for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        const void *from = (const char *)call + slot->offset;
+        if (nbl__slot_is_weight(slot)) memcpy((char *)copy + slot->offset, from, sizeof(nbl_weight));
+        else nbl__slot_tensor(slot, copy)->data = ((const nbl_tensor *)from)->data;
+    }
+}
+
+static nbl_status infer_public(nbl_context *ctx, const nbl__family *family, bool backward, void *call)
+{
+    any_call copy;
+    const nbl__op *op;
+    NBL_CHECK(ctx, call, NBL_ERROR_ARGUMENT, "%s: NULL argument", family->name);
+    NBL_TRY(op_of(ctx, family, backward, &op));
+    memcpy(&copy, call, family->size);
+    forget_data(family, &copy);
+    NBL_TRY(check_given(ctx, family, backward, &copy));
+    NBL_TRY(nbl__infer(ctx, family, backward, &copy));
+    if (backward) NBL_TRY(check_saved(ctx, family, &copy));
+    restore_data(family, call, &copy);
+    memcpy(call, &copy, family->size);
+    return NBL_OK;
+}
+
+/* ---- the functions ---- */
+
 #define PUBLIC_CALLS(name)                                                                                   \
+    nbl_status nbl_##name##_infer(nbl_context *ctx, nbl_##name *call, bool backward)                         \
+    {                                                                                                        \
+        return infer_public(ctx, &nbl__##name##_family, backward, call);                                     \
+    }                                                                                                        \
     nbl_status nbl_##name##_scratch(nbl_context *ctx, const nbl_##name *call, bool backward, size_t *bytes)  \
     {                                                                                                        \
         return scratch_of(ctx, &nbl__##name##_family, backward, call, bytes);                                \
@@ -117,62 +305,19 @@ static nbl_status run(nbl_context *ctx, const nbl__family *family, bool backward
     }
 
 PUBLIC_CALLS(linear)
+PUBLIC_CALLS(linear_group)
+PUBLIC_CALLS(mlp)
+PUBLIC_CALLS(dora_norm)
 PUBLIC_CALLS(rmsnorm)
+PUBLIC_CALLS(norm_rope)
+PUBLIC_CALLS(cross_entropy)
 
-/* Runs an operator over a list of tensors (adamw, grad_norm). The caller hands in no scratch,
- * since it is small: the device lends it. */
-static nbl_status run_list(nbl_context *ctx, const nbl__family *family, void *call)
+nbl_status nbl_linear_saved(nbl_context *ctx, const nbl_linear *call, size_t *bytes)
 {
-    const nbl__device *device = nbl__device_of(ctx);
-    const nbl__impl *impl;
-    void *scratch;
-    NBL_TRY(nbl__infer(ctx, family, false, call));
-    NBL_TRY(nbl__op_choose(ctx, &family->forward, call, NULL, &impl));
-    size_t bytes = nbl__op_scratch(ctx, impl, call);
-    NBL_TRY(device->borrow_scratch(ctx, family->name, bytes, &scratch));
-    nbl_status status = nbl__op_run(ctx, &family->forward, impl, call, scratch, bytes);
-    device->return_scratch(ctx, scratch, bytes);
-    return status;
+    return saved_of(ctx, &nbl__linear_family, call, bytes);
 }
 
-nbl_status nbl_adamw_step(nbl_context *ctx, const nbl_adamw *call)
+nbl_status nbl_linear_group_saved(nbl_context *ctx, const nbl_linear_group *call, size_t *bytes)
 {
-    NBL_CHECK(ctx, call, NBL_ERROR_ARGUMENT, "adamw: NULL argument");
-    nbl_adamw copy = *call;
-    NBL_CHECK(ctx, copy.count >= 0 && (copy.tensors || copy.count == 0), NBL_ERROR_ARGUMENT,
-              "adamw: no tensors");
-    return run_list(ctx, &nbl__adamw_family, &copy);
-}
-
-nbl_status nbl__grad_norm_enqueue(nbl_context *ctx, const nbl_tensor *gradients, int64_t count,
-                                  double max_norm, nbl__clipping *to)
-{
-    nbl__grad_norm call = {.gradients = gradients,
-                           .count = count,
-                           .max_norm = max_norm,
-                           .norm = {.data = &to->norm},
-                           .non_finite = &to->non_finite,
-                           .factor = &to->factor};
-    return run_list(ctx, &nbl__grad_norm_family, &call);
-}
-
-nbl_status nbl_grad_norm(nbl_context *ctx, const nbl_tensor *gradients, int64_t count, double max_norm,
-                         float *norm, int64_t *non_finite)
-{
-    NBL_CHECK(ctx, (gradients || count == 0) && norm, NBL_ERROR_ARGUMENT, "grad_norm: NULL argument");
-    nbl__grad_norm call = {.gradients = gradients,
-                           .count = count,
-                           .max_norm = max_norm,
-                           .norm = {.data = norm},
-                           .non_finite = non_finite};
-    const nbl__device *device = nbl__device_of(ctx);
-    if (!device->separate_memory) return run_list(ctx, &nbl__grad_norm_family, &call);
-    /* The kernel writes both results to the mailbox in host memory; they are valid after the wait. */
-    call.norm.data = device->mailbox;
-    call.non_finite = (int64_t *)device->mailbox + 1;
-    NBL_TRY(run_list(ctx, &nbl__grad_norm_family, &call));
-    NBL_TRY(device->wait(ctx, "grad_norm"));
-    *norm = *(const float *)device->mailbox;
-    if (non_finite) *non_finite = *call.non_finite;
-    return NBL_OK;
+    return saved_of(ctx, &nbl__linear_group_family, call, bytes);
 }

@@ -128,6 +128,50 @@ nbl_status nbl__check_part(nbl_context *ctx, const char *call, nbl_format format
     return NBL_OK;
 }
 
+/* One part of a weight: what the caller has, 0: not told, and what the shape needs. */
+static nbl_status check_count(nbl_context *ctx, const char *call, const nbl_weight *w, const char *part,
+                              uint64_t given, uint64_t needed)
+{
+    if (given == 0 || given == needed) return NBL_OK;
+    bool bytes = strcmp(part, "data") == 0; /* packed storage may be padded */
+    if (bytes && given > needed) return NBL_OK;
+    return nbl__fail(ctx, NBL_ERROR_SHAPE, "%s: %s has %" PRIu64 " %s; %s of shape %s%s needs %" PRIu64, call,
+                     part, given, bytes ? "bytes" : "elements", nbl_format_name(w->format),
+                     nbl__show_shape(w->rank, w->shape).text, w->nested_scales ? " with nested scales" : "",
+                     needed);
+}
+
+static nbl_status check_f32(nbl_context *ctx, const char *call, const char *part, nbl_dtype dtype)
+{
+    if (dtype == NBL_DTYPE_F32) return NBL_OK;
+    nbl_status status = nbl__fail(ctx, NBL_ERROR_DTYPE, "%s: %s is %s; it must be f32", call, part,
+                                  nbl__any_dtype_name(dtype));
+    return nbl__hint(ctx, status, "a cast of the whole model also cast the scales; keep them in f32");
+}
+
+/* Compares what the caller tells of the parts with what the shape needs. */
+static nbl_status check_parts(nbl_context *ctx, const char *call, const nbl_weight *w)
+{
+    const nbl_weight_parts *given = &w->given;
+    NBL_TRY(check_f32(ctx, call, "scales", given->scales_dtype));
+    NBL_TRY(check_f32(ctx, call, "nested_scales", given->nested_scales_dtype));
+    NBL_TRY(check_f32(ctx, call, "nested_table", given->nested_table_dtype));
+    nbl__weight_sizes needed = nbl__weight_sizes_of(w);
+    NBL_TRY(check_count(ctx, call, w, "data", given->data_bytes, needed.data));
+    NBL_TRY(check_count(ctx, call, w, "scales", (uint64_t)given->scales, needed.scales / 4));
+    NBL_TRY(check_count(ctx, call, w, "scale_codes", (uint64_t)given->scale_codes, needed.scale_codes));
+    NBL_TRY(
+        check_count(ctx, call, w, "nested_scales", (uint64_t)given->nested_scales, needed.nested_scales / 4));
+    return check_count(ctx, call, w, "nested_table", (uint64_t)given->nested_table, needed.nested_table / 4);
+}
+
+void nbl__weight_read_offset(nbl_weight *weight)
+{
+    if (weight->nested_offset_at == NULL) return;
+    weight->nested_offset = *weight->nested_offset_at;
+    weight->nested_offset_at = NULL;
+}
+
 /* Checks everything that the kernels rely on. The parts must be aligned to their elements,
  * since kernels load them so. */
 nbl_status nbl__check_weight(nbl_context *ctx, const char *call, const nbl_weight *w, int64_t *n,
@@ -157,8 +201,10 @@ nbl_status nbl__check_weight(nbl_context *ctx, const char *call, const nbl_weigh
         NBL_TRY(nbl__check_part(ctx, call, w->format, "scale_codes", w->scale_codes, 1));
         NBL_CHECK(ctx, w->nested_block >= 1, NBL_ERROR_ARGUMENT, "%s: nested block %" PRId64, call,
                   w->nested_block);
+        NBL_CHECK(ctx, w->nested_offset_at == NULL || (uintptr_t)w->nested_offset_at % 4 == 0,
+                  NBL_ERROR_ARGUMENT, "%s: nested_offset_at is not aligned to 4 bytes", call);
     }
-    return NBL_OK;
+    return check_parts(ctx, call, w);
 }
 
 /* ---- nbl_dequantize ---- */
@@ -296,6 +342,9 @@ nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t ro
 {
     int64_t n, rows;
     NBL_TRY(nbl__check_weight(ctx, "dequantize", weight, &n, &rows));
+    nbl_weight here = *weight;
+    nbl__weight_read_offset(&here);
+    weight = &here;
     NBL_CHECK(ctx, nbl__is_compute(dtype), NBL_ERROR_DTYPE,
               "dequantize: %s of shape %s to %s; allowed are f32, f16, bf16", nbl_format_name(weight->format),
               nbl__show_shape(weight->rank, weight->shape).text, nbl__any_dtype_name(dtype));
@@ -340,8 +389,7 @@ nbl__weight_sizes nbl__weight_sizes_of(const nbl_weight *w)
     case NBL_FORMAT_DENSE: return (nbl__weight_sizes){.data = (size_t)n * nbl__size_of(w->dtype)};
     case NBL_FORMAT_INT8:
         return (nbl__weight_sizes){.data = (size_t)n, .scales = (size_t)rows * sizeof(float)};
-    case NBL_FORMAT_MXFP4:
-        return (nbl__weight_sizes){.data = (size_t)n / 2, .scale_codes = (size_t)(n / w->block)};
+    case NBL_FORMAT_MXFP4: return (nbl__weight_sizes){.data = (size_t)n / 2, .scale_codes = (size_t)n / 32};
     default: break;
     }
     /* NF4 and FP4. */

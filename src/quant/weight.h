@@ -40,6 +40,8 @@ typedef struct nbl__weight_sizes {
     size_t data, scales, scale_codes, nested_scales, nested_table;
 } nbl__weight_sizes;
 nbl__weight_sizes nbl__weight_sizes_of(const nbl_weight *weight);
+/* Replaces nested_offset by the value at nested_offset_at, in host memory, if that is given. */
+void nbl__weight_read_offset(nbl_weight *weight);
 /* The name of a dtype, which may be invalid: from a caller, for messages. */
 const char *nbl__any_dtype_name(nbl_dtype dtype);
 

@@ -4,7 +4,8 @@
  *   forward    x  ── rmsnorm_ref ──▶ f64 ── rope_ref ──▶ y
  *   backward   dy ── rope_backward_ref ──▶ f64 ── rmsnorm_backward_ref ──▶ dx
  *
- * There is no CPU kernel: only devices ask for this family (fuses_norm_rope in device.h). */
+ * Graphs ask for this family on devices only (fuses_norm_rope in device.h). Its CPU kernels serve the
+ * public call. */
 #include "ops/norm/norm_rope.h"
 
 #include "ops/families.h"
@@ -133,11 +134,16 @@ static const nbl__attr attrs[] = {
     NBL_ATTR_OF_WORDS(nbl__norm_rope, round, "round", nbl__norm_round_words),
     {0},
 };
-static const nbl__impl forward_ref = {"norm_rope_ref", NBL_ISA_SCALAR, NULL, scratch_of, run_forward};
-static const nbl__impl backward_ref = {"norm_rope_backward_ref", NBL_ISA_SCALAR, NULL, scratch_of,
-                                       run_backward};
-static const nbl__impl *const forward_impls[] = {&forward_ref, NULL}, *const backward_impls[] = {
-                                                                          &backward_ref, NULL};
+const nbl__impl nbl__norm_rope_ref = {"norm_rope_ref", NBL_ISA_SCALAR, NULL, scratch_of, run_forward};
+const nbl__impl nbl__norm_rope_backward_ref = {"norm_rope_backward_ref", NBL_ISA_SCALAR, NULL, scratch_of,
+                                               run_backward};
+#define FORWARD_ROWS(X) NBL_X86(X(norm_rope_avx512)) NBL_X86(X(norm_rope_avx2)) X(norm_rope_ref)
+NBL_IMPLS(forward_impls, FORWARD_ROWS);
+#define BACKWARD_ROWS(X)                                                                                     \
+    NBL_X86(X(norm_rope_backward_avx512))                                                                    \
+    NBL_X86(X(norm_rope_backward_avx2))                                                                      \
+    X(norm_rope_backward_ref)
+NBL_IMPLS(backward_impls, BACKWARD_ROWS);
 const nbl__family nbl__norm_rope_family = {
     "norm_rope",
     sizeof(nbl__norm_rope),

@@ -3,7 +3,7 @@
  *
  *   y = rope(rmsnorm(x))      x [tokens, heads, dim], normalized by rows of dim; see rmsnorm.h and rope.h
  *
- * For devices, where both operators are bound by memory. w is frozen: backward
+ * For devices, where both operators are bound by memory, and for frameworks. w is frozen: backward
  * computes dx alone, from x and dy. Rounding: the norm's result is not rounded
  * before the rotation. With before_weight, its quotient is. */
 #ifndef NBL_NORM_ROPE_H
