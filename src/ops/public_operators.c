@@ -218,13 +218,17 @@ static const nbl_linear *saving_layer(const nbl__family *family, const any_call 
     return family == &nbl__linear_group_family ? &copy->linear_group.members[0] : NULL;
 }
 
-/* Bytes that forward of these arguments leaves for backward. */
+/* Bytes that forward of these arguments leaves for backward. In a call of backward the outputs of forward
+ * need not be described. */
 static nbl_status saved_bytes(nbl_context *ctx, const nbl__family *family, const any_call *copy,
                               size_t *bytes)
 {
     const nbl__impl *impl;
-    NBL_TRY(nbl__op_choose(ctx, &family->forward, copy, NULL, &impl));
-    *bytes = nbl__device_of(ctx)->saved_bytes(impl, copy);
+    any_call forward;
+    memcpy(&forward, copy, family->size);
+    NBL_TRY(nbl__infer(ctx, family, false, &forward));
+    NBL_TRY(nbl__op_choose(ctx, &family->forward, &forward, NULL, &impl));
+    *bytes = nbl__device_of(ctx)->saved_bytes(impl, &forward);
     return NBL_OK;
 }
 
