@@ -10,11 +10,10 @@ the header, and fails if a struct, a field, a constant or a function differs, is
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
+from .. import _library
 from ._cdecl import Interface
-from ._loader import library_path
 
 TEXT = """
 /* 1. Versions, errors, options */
@@ -486,7 +485,7 @@ abi = Interface(TEXT)
 
 def _load() -> Any:
     """The library, each of its functions with argument and result types."""
-    library = ctypes.CDLL(str(library_path()))
+    library: Any = _library.load()  # an object of its own: the types stand in it, not in the file
     for name, (result, arguments) in abi.functions.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

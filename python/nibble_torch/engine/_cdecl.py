@@ -93,7 +93,7 @@ class Interface:
         name, _, body = text.partition("{")
         values: dict[str, int] = {}
         following = 0
-        for entry in body.rstrip("} ").split(","):
+        for entry in body.rstrip("}, ").split(","):
             constant, _, value = (part.strip() for part in entry.partition("="))
             values[constant] = int(value) if value else following
             following = values[constant] + 1

@@ -134,7 +134,7 @@ class Model(Owned):
 
         A label is what the model should predict before that token. Label -100 is not trained.
 
-        pack     all sequences in one pass; without dropout the results are the same
+        pack     all sequences in one pass: the same results, but for the order of sums
         dropout  applies the adapter's lora_dropout, with masks of seed 0
         """
         tensors: dict[str, torch.Tensor] = {}
