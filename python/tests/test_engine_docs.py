@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import json
 import re
 import subprocess
@@ -29,9 +30,10 @@ def test_examples_of_docstrings(name: str, tmp_path: Path, monkeypatch: pytest.M
 
 def test_every_class_and_function_is_explained() -> None:
     for name in engine.__all__:
-        assert (getattr(engine, name).__doc__ or "").strip(), name
-        for member, value in vars(getattr(engine, name)).items() if isinstance(getattr(engine, name), type) else ():
-            if not member.startswith("_") and callable(value):
+        kind = getattr(engine, name)
+        members = {name: kind, **(vars(kind) if inspect.isclass(kind) else {})}
+        for member, value in members.items():
+            if not member.startswith("_") and (callable(value) or isinstance(value, property)):
                 assert (value.__doc__ or "").strip(), f"{name}.{member}"
 
 
