@@ -31,7 +31,7 @@ UNCALLED = {
     "nbl_chat_template_open": "nbl_chat_template_open_adapted without an adapter",
 }
 # The struct behind each dataclass, and its fields that the dataclass leaves out or makes something else of.
-RECORDS = {
+RECORDS: dict[type, tuple[str, str]] = {
     engine.AdapterSummary: ("nbl_adapter_summary", ""),
     engine.AdapterTensor: ("nbl_adapter_tensor", "rank"),
     engine.Arenas: ("nbl_plan_arenas", ""),
@@ -67,7 +67,7 @@ RECORDS = {
     ),
 }
 # Fields that a dataclass adds.
-ADDED = {engine.TrainSummary: {"stopped"}}
+ADDED: dict[type, set[str]] = {engine.TrainSummary: {"stopped"}}
 
 
 def compiler() -> str:

@@ -283,8 +283,7 @@ ENDINGS = {
     "a daemon thread at work": (
         """
         def work():
-            while True:
-                model.generate([[1]], max_tokens=400, ends=[], on_token=lambda *_: started.set())
+            model.generate([[1]], max_tokens=500, ends=[], on_token=lambda *_: started.set())
         threading.Thread(target=work, daemon=True).start()
         started.wait()
         """,
@@ -323,7 +322,7 @@ for name, (last, _) in endings.items():
 
 def test_the_end_of_the_program() -> None:
     endings = {name: (textwrap.dedent(last), status) for name, (last, status) in ENDINGS.items()}
-    line = [sys.executable, "-X", "faulthandler", "-c", PROGRAM]
+    line = [sys.executable, "-X", "faulthandler", "-W", "ignore::DeprecationWarning", "-c", PROGRAM]
     done = subprocess.run(
         line, input=repr(endings), capture_output=True, text=True, timeout=300, env=environment()
     )

@@ -107,6 +107,13 @@ def test_i32_ids_are_not_copied() -> None:
     assert [tensor.data_ptr() - array.ctypes.data for tensor in lists.tensors] == [0, 12]
 
 
+def test_arrays_that_cannot_be_written_are_read(context: Context, ids: list[torch.Tensor]) -> None:
+    array = np.frombuffer(ids[0].numpy().tobytes(), dtype=np.int32)
+    assert not array.flags.writeable
+    model = Model(TINY, context=context)
+    assert torch.equal(model.logits([array])[0], model.logits(ids[:1])[0])
+
+
 def test_results_are_dlpack(context: Context, ids: list[torch.Tensor]) -> None:
     logits = Model(TINY, context=context).logits(ids[:1])[0]
     array = np.from_dlpack(logits)
@@ -250,7 +257,7 @@ def test_evaluation_is_the_cross_entropy(context: Context, ids: list[torch.Tenso
     labels[2][1] = ids[2][1]
     seen: list[tuple[int, int]] = []
     one = model.evaluate(ids, labels, on_progress=lambda done, total: seen.append((done, total)))
-    assert (one.tokens, one.loss) == (1, pytest.approx(float(losses[2][0]), rel=1e-6))
+    assert one.tokens == 1 and one.loss == pytest.approx(float(losses[2][0]), rel=1e-6)
     assert seen and seen[-1][0] == seen[-1][1]
     with pytest.raises(ShapeError, match="labels has 1 sequences; it must have 3"):
         model.evaluate(ids, [ids[0]])

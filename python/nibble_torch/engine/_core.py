@@ -8,8 +8,8 @@ stop, and the exception is raised again when the call returns. A signal may arri
 then runs at the beginning of the next callback, before any `try` of that callback. ctypes would print the exception
 and drop it. Session therefore replaces the handlers while the library works, and catches there, too.
 
-Closing. An object is closed by the user, by the garbage collector or at the end of the program, in any thread, even in
-a callback. It counts as closed at once. The library closes it when the context is idle.
+Closing. An object is closed by the user or by the garbage collector, in any thread, even in a callback. It counts as
+closed at once. The library closes it when the context is idle. What is open at the end of the program stays open.
 """
 
 from __future__ import annotations
@@ -30,6 +30,14 @@ from typing_extensions import Self
 from ._abi import lib
 from .errors import BusyError, ClosedError, NibbleError, error_of
 
+# Those that programs handle. Asking for the handlers of all signals would take a quarter of a millisecond.
+SIGNALS = tuple(
+    int(number)
+    for number in (
+        *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+        *(signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2),
+    )
+)
 # Callbacks may call these functions with the context that is at work: they keep no state in it.
 TEXT_FUNCTIONS = ("nbl_tokenizer_", "nbl_text_", "nbl_stop_matcher_", "nbl_ids_free")
 
@@ -87,7 +95,7 @@ class Session:
         self._depth = 0  # calls at work; more than one: from a callback
         self._busy: list[Handle] = []  # their arguments
         self._sealed = False  # in a callback that may come from the middle of parallel work
-        self._in_callback = False  # in code of the user
+        self._in_callback: bool = False  # in code of the user
         self._sweeping = False
         self._caught: list[BaseException] = []
 
@@ -197,7 +205,7 @@ class Session:
         with self._lock:
             plain = [a.get() if isinstance(a, Handle) else a for a in arguments]
             self._admit(handles, text)
-            outside = self._depth, self._caught, self._in_callback
+            outside: tuple[int, list[BaseException], bool] = self._depth, self._caught, self._in_callback
             busy = len(self._busy)
             try:
                 self._depth, self._caught, self._in_callback = outside[0] + 1, [], False
@@ -276,7 +284,7 @@ class Session:
                 self._caught.append(error)
 
         try:
-            for number in map(int, signal.valid_signals()):
+            for number in SIGNALS:
                 handler = signal.getsignal(number)
                 if callable(handler):
                     handlers[number] = handler
@@ -285,6 +293,11 @@ class Session:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+
+def when_collected(owner: object, close: Callable[[], object]) -> None:
+    """Calls `close` when the owner is collected, but not at the end of the program: daemon threads may be at work."""
+    weakref.finalize(owner, close).atexit = False
 
 
 def _is_text(function: Any) -> bool:
@@ -300,7 +313,7 @@ class Owned:
 
     def _own(self, handle: Handle) -> None:
         self.session, self.handle = handle.session, handle
-        weakref.finalize(self, handle.close)
+        when_collected(self, handle.close)
 
     @property
     def closed(self) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import weakref
 from collections.abc import Callable
 from ctypes import byref, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
 from ._abi import abi, lib
-from ._core import Handle, Session
+from ._core import Handle, Session, when_collected
 from ._records import record_of
 from .errors import ArgumentError, error_of
 
@@ -99,7 +98,7 @@ class Context:
         session.begin(lambda: _create(abi.options("nbl_context_options", threads=threads, log=logs, progress=reports)))
         assert session.context
         self.handle: Handle = session.context
-        weakref.finalize(self, session.end)
+        when_collected(self, session.end)
         self._device = "cpu"
         self._threads = int(session.read(lib.nbl_threads, self.handle))
         try:
