@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import subprocess
@@ -297,6 +298,40 @@ def test_failures_are_exceptions_of_python(context: Context) -> None:
     assert isinstance(exists.value, ExistsError)
     with pytest.raises(ArgumentError, match="adapter"):
         Model(TINY, context=context).gradients([[1, 2]], [[1, 2]])
+
+
+def test_numbers_are_not_cut_to_the_size_of_an_argument(context: Context) -> None:
+    model = Model(TINY, context=context)
+    for wrong in (0, -1, 2**24 + 1):
+        with pytest.raises(ArgumentError, match="max_tokens"):
+            model.generate([[1]], max_tokens=wrong)
+    with pytest.raises(OverflowError, match="max_tokens is 18446744073709551617, which does not fit 64 bits"):
+        model.generate([[1]], max_tokens=2**64 + 1)
+    with pytest.raises(OverflowError, match="seed is -1, which does not fit 64 bits"):
+        model.generate([[1]], max_tokens=1, seed=-1)
+    with pytest.raises(Exception, match="does not fit 64 bits"):
+        model.plan(tokens=2**64 + 1)
+    with pytest.raises(Exception, match="does not fit 32 bits"):
+        model.tokenizer().token(2**32 + 1)
+    with pytest.raises(Exception, match="does not fit 32 bits"):
+        Context().threads = 2**32 + 1
+
+
+def test_a_failure_keeps_nothing_alive(context: Context) -> None:
+    def fail(_sequence: int, _token: int) -> None:
+        raise LookupError
+
+    count = len(context.session.handles)
+    gc.disable()
+    try:
+        for ids in ([[999]], [[1, 2]]):
+            model = Model(TINY, context=context)
+            with pytest.raises((FormatError, LookupError)):
+                model.generate(ids, max_tokens=3, ends=[], on_token=fail)
+            del model
+            assert len(context.session.handles) == count
+    finally:
+        gc.enable()
 
 
 def test_an_exception_carries_message_and_hint() -> None:

@@ -197,6 +197,19 @@ def test_a_signal_handler_of_the_program_is_called_once_and_stays() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+def test_a_handler_that_a_callback_sets_stays() -> None:
+    def handler(_number: int, _frame: object) -> None:
+        pass
+
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        sums("out", max_steps=1).train(on_step=lambda _: bool(signal.signal(signal.SIGINT, handler)) and None, samples=-1)
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
 def test_a_progress_report_stops_reading() -> None:
     context = Context(threads=1, progress=lambda _: True)
     with pytest.raises(CancelledError) as caught:

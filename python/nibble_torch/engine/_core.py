@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections import deque
@@ -135,16 +136,18 @@ class Session:
 
         result  copies what the library has handed out, before another thread can call it
         """
-        failure, caught, found = self._call(function, arguments, result)
-        self._check(failure, caught)
-        return found
+        with self.work(*arguments, text=_is_text(function)) as plain:
+            with self._signals():
+                status: int = function(*plain)
+            self._raise(status)
+            return result() if result else None
 
     def read(self, function: Any, *arguments: Any) -> Any:
         """Calls a function that cannot fail, and returns its result."""
         with self.work(*arguments, text=_is_text(function)) as plain:
-            result = function(*plain)
-            self._check(None, self._caught[0] if self._caught else None)
-            return result
+            found = function(*plain)
+            self._raise(0)
+            return found
 
     def open(
         self,
@@ -156,36 +159,27 @@ class Session:
     ) -> Handle:
         """Calls a function whose last argument is the address of a new object."""
         made = c_void_p()
-        failure, caught, _ = self._call(function, (*arguments, byref(made)), None)
-        handle = Handle(self, kind, made.value, close, borrows) if made.value else None
         try:
-            self._check(failure, caught)
-            assert handle is not None
+            self.call(function, *arguments, byref(made))
         except BaseException:
-            if handle:
-                handle.close()
+            if made.value:  # what was raised came from a callback
+                Handle(self, kind, made.value, close).close()
             raise
-        return handle
+        assert made.value
+        return Handle(self, kind, made.value, close, borrows)
 
-    def _call(
-        self, function: Any, arguments: tuple[Any, ...], result: Callable[[], Any] | None
-    ) -> tuple[NibbleError | None, BaseException | None, Any]:
-        with self.work(*arguments, text=_is_text(function)) as plain:
-            with self._signals():
-                status: int = function(*plain)
-            failure = None if status == 0 else self.failure(status)
-            found = result() if result and status == 0 else None
-            return failure, self._caught[0] if self._caught else None, found
-
-    @staticmethod
-    def _check(failure: NibbleError | None, caught: BaseException | None) -> None:
-        if caught is not None:
-            add_note = getattr(caught, "add_note", None)  # Python 3.11
-            if failure is not None and add_note:
-                add_note(failure.message)  # such as: interrupted after step 3; saved in out/checkpoint-3
-            raise caught
-        if failure is not None:
-            raise failure
+    def _raise(self, status: int) -> None:
+        """Raises what a callback or a signal handler raised, else the failure that the status stands for."""
+        caught = self._caught[0] if self._caught else None
+        try:
+            if caught is not None:
+                if status and sys.version_info >= (3, 11):
+                    caught.add_note(self.failure(status).message)  # such as: interrupted after step 3; saved in ...
+                raise caught
+            if status:
+                raise self.failure(status)
+        finally:
+            del caught  # or the exception and this frame would keep each other, and the caller's objects, alive
 
     def failure(self, status: int) -> NibbleError:
         """The exception for a status that the library has just returned."""
@@ -292,7 +286,8 @@ class Session:
             yield
         finally:
             for number, handler in handlers.items():
-                signal.signal(number, handler)
+                if signal.getsignal(number) is handle:  # no callback has set another one
+                    signal.signal(number, handler)
 
 
 def when_collected(owner: object, close: Callable[[], object]) -> None:

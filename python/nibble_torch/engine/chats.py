@@ -151,10 +151,8 @@ class ChatEncoder(Owned):
     def row(self, row: Mapping[str, object], *, where: str = "row") -> ChatRow:
         """Encodes an object with "messages", and "tools" or not. `where` begins error messages."""
         ids, labels = abi.structs["nbl_ids"](), abi.structs["nbl_ids"]()
-        self.session.call(
-            lib.nbl_chat_encoder_row,
-            *(self.handle, utf8(where), string(_json(row)), byref(ids), byref(labels)),
-        )
+        given = utf8(where), string(_json(row))
+        self.session.call(lib.nbl_chat_encoder_row, self.handle, *given, byref(ids), byref(labels))
         context = self.context.handle
         return ChatRow(take_ids(self.session, context, ids), take_ids(self.session, context, labels))
 

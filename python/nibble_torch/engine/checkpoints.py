@@ -83,10 +83,8 @@ def quantize(
         shard_size=shard_size,
         allow_non_finite=allow_non_finite,
     )
-    context.session.call(
-        lib.nbl_checkpoint_quantize,
-        *(context.handle, path_of(model), path_of(out), byref(options), byref(report)),
-    )
+    paths = path_of(model), path_of(out)
+    context.session.call(lib.nbl_checkpoint_quantize, context.handle, *paths, byref(options), byref(report))
     return record_of(ConvertReport, report)
 
 
@@ -101,10 +99,8 @@ def dequantize(
         dtype=number_of("nbl_compute_dtype", dtype, "dtype"),
         shard_size=shard_size,
     )
-    context.session.call(
-        lib.nbl_checkpoint_dequantize,
-        *(context.handle, path_of(model), path_of(out), byref(options), byref(report)),
-    )
+    paths = path_of(model), path_of(out)
+    context.session.call(lib.nbl_checkpoint_dequantize, context.handle, *paths, byref(options), byref(report))
     return record_of(ConvertReport, report)
 
 
@@ -116,9 +112,8 @@ def diff(a: Path, b: Path, *, tolerance: float = 0, context: Context | None = No
     """
     context = context or Context()
     session = context.session
-    handle = session.open(
-        "diff", lib.nbl_diff_free, lib.nbl_checkpoint_diff, context.handle, path_of(a), path_of(b)
-    )
+    kind = "diff", lib.nbl_diff_free, lib.nbl_checkpoint_diff
+    handle = session.open(*kind, context.handle, path_of(a), path_of(b))
     try:
         with session.work(handle) as (found,):
             return Diff(

@@ -185,12 +185,8 @@ def inspect_checkpoint(path: Path, *, check_values: bool = False, context: Conte
     """
     context = context or Context()
     session, tolerant = context.session, abi.enums["nbl_open_mode"]["NBL_OPEN_TOLERANT"]
-    handle = session.open(
-        "checkpoint",
-        lib.nbl_checkpoint_close,
-        lib.nbl_checkpoint_open,
-        *(context.handle, path_of(path), tolerant),
-    )
+    kind = "checkpoint", lib.nbl_checkpoint_close, lib.nbl_checkpoint_open
+    handle = session.open(*kind, context.handle, path_of(path), tolerant)
     try:
         if check_values:
             session.call(lib.nbl_checkpoint_check_values, handle)
@@ -213,7 +209,8 @@ def inspect_gguf(path: Path, *, context: Context | None = None) -> GgufInfo:
     """
     context = context or Context()
     session = context.session
-    handle = session.open("gguf", lib.nbl_gguf_close, lib.nbl_gguf_open, context.handle, path_of(path))
+    kind = "gguf", lib.nbl_gguf_close, lib.nbl_gguf_open
+    handle = session.open(*kind, context.handle, path_of(path))
     try:
         with session.work(handle) as (gguf,):
             return GgufInfo(
@@ -236,9 +233,8 @@ def inspect_adapter(path: Path, *, base: Path | None = None, context: Context | 
     """
     context = context or Context()
     session = context.session
-    handle = session.open(
-        "adapter", lib.nbl_adapter_close, lib.nbl_adapter_open, context.handle, path_of(path), path_of(base)
-    )
+    kind = "adapter", lib.nbl_adapter_close, lib.nbl_adapter_open
+    handle = session.open(*kind, context.handle, path_of(path), path_of(base))
     try:
         with session.work(handle) as (adapter,):
             return AdapterInfo(

@@ -67,10 +67,8 @@ def merge(
         shard_size=shard_size,
         allow_non_finite=allow_non_finite,
     )
-    context.session.call(
-        lib.nbl_merge,
-        *(context.handle, path_of(base), path_of(adapter), path_of(out), byref(options), byref(report)),
-    )
+    paths = path_of(base), path_of(adapter), path_of(out)
+    context.session.call(lib.nbl_merge, context.handle, *paths, byref(options), byref(report))
     return record_of(MergeReport, report)
 
 

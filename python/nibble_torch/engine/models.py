@@ -104,8 +104,8 @@ class Model(Owned):
             plan_only=plan_only,
         )
         session = self.context.session
-        opened = self.context.handle, path_of(path), byref(options)
-        self._own(session.open("model", lib.nbl_model_close, lib.nbl_model_open, *opened))
+        kind = "model", lib.nbl_model_close, lib.nbl_model_open
+        self._own(session.open(*kind, self.context.handle, path_of(path), byref(options)))
         self._vocabulary = int(session.read(lib.nbl_model_vocabulary, self.handle))
         self._max_positions = int(session.read(lib.nbl_model_max_positions, self.handle))
 
@@ -211,7 +211,8 @@ class Model(Owned):
         """
         ids = IdLists(prompts, "prompts")
         stops = ids_tensor(self.eos_ids() if ends is None else ends, "ends")
-        rooms = [torch.empty(max(max_tokens, 0), dtype=torch.int32) for _ in ids.tensors]
+        room_size = min(max(max_tokens, 0), 2**24)  # beyond its limits the library refuses max_tokens
+        rooms = [torch.empty(room_size, dtype=torch.int32) for _ in ids.tensors]
         results = abi.array("nbl_generated", [(ids_of(room, 0), False) for room in rooms])
 
         def receive(_user: object, sequence: int, token: int) -> object:

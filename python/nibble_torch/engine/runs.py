@@ -145,8 +145,8 @@ class Run(Owned):
         texts = (ctypes.c_char_p * len(overrides))(*map(utf8, overrides))
 
         def opened(path: Path) -> None:
-            source = self.context.handle, path_of(path), texts, len(texts)
-            self._own(session.open("run", lib.nbl_run_close, lib.nbl_run_open, *source))
+            kind = "run", lib.nbl_run_close, lib.nbl_run_open
+            self._own(session.open(*kind, self.context.handle, path_of(path), texts, len(texts)))
 
         if isinstance(configuration, Mapping):
             # The library reads a file. It needs it only now.
