@@ -6,8 +6,8 @@
     typedef type (*name)(type x);                a callback
     type name(type x, type y);                   a function
 
-A pointer is a c_void_p if it points to void, to an opaque type or to memory that may hold zero bytes (nbl_string). It
-is a c_char_p if it points to a constant text, and POINTER(T) otherwise.
+A pointer is a c_void_p if it points to void, to an opaque type or to memory that may hold zero bytes
+(nbl_string). It is a c_char_p if it points to a constant text, and POINTER(T) otherwise.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
-"""Calls to the library: one context at a time, callbacks that may raise, handles that may be closed at any time.
+"""Calls to the library: callbacks that may raise, handles that may be closed at any time.
 
 Session   a context of the library, and all that belongs to it. Its lock lets one thread at a time work.
 Handle    a pointer to an object of the library, until it is closed
 
-Callbacks. C cannot pass an exception on. So a callback catches what its Python function raises, asks the library to
-stop, and the exception is raised again when the call returns. A signal may arrive while C works: its Python handler
-then runs at the beginning of the next callback, before any `try` of that callback. ctypes would print the exception
-and drop it. Session therefore replaces the handlers while the library works, and catches there, too.
+Callbacks. C cannot pass an exception on. So a callback catches what its Python function raises, asks the
+library to stop, and the exception is raised again when the call returns. A signal may arrive while C works:
+its Python handler then runs at the beginning of the next callback, before any `try` of that callback. ctypes
+would print the exception and drop it. Session therefore replaces the handlers while the library works, and
+catches there, too.
 
-Closing. An object is closed by the user or by the garbage collector, in any thread, even in a callback. It counts as
-closed at once. The library closes it when the context is idle. What is open at the end of the program stays open.
+Closing. An object is closed by the user or by the garbage collector, in any thread, even in a callback. It
+counts as closed at once. The library closes it when the context is idle. What is open at the end of the
+program stays open.
 """
 
 from __future__ import annotations
@@ -174,12 +176,14 @@ class Session:
         try:
             if caught is not None:
                 if status and sys.version_info >= (3, 11):
-                    caught.add_note(self.failure(status).message)  # such as: interrupted after step 3; saved in ...
+                    # Such as: interrupted after step 3; saved in out/checkpoint-3
+                    caught.add_note(self.failure(status).message)
                 raise caught
             if status:
                 raise self.failure(status)
         finally:
-            del caught  # or the exception and this frame would keep each other, and the caller's objects, alive
+            # Or the exception and this frame would keep each other alive, and the caller's objects.
+            del caught
 
     def failure(self, status: int) -> NibbleError:
         """The exception for a status that the library has just returned."""
@@ -256,8 +260,11 @@ class Session:
         return kind(receive)
 
     def stop_reading(self) -> bool:
-        """Whether what was raised ends the work at a progress report. While a run trains, the first exception waits
-        for the end of the step, which is saved. Another signal leaves out the save."""
+        """Whether what was raised ends the work at a progress report.
+
+        While a run trains, the first exception waits for the end of the step, which is saved. Another signal
+        leaves out the save.
+        """
         return len(self._caught) > (1 if self.steps else 0)
 
     @contextlib.contextmanager
@@ -291,7 +298,7 @@ class Session:
 
 
 def when_collected(owner: object, close: Callable[[], object]) -> None:
-    """Calls `close` when the owner is collected, but not at the end of the program: daemon threads may be at work."""
+    """Calls `close` when the owner is collected. Not at the end of the program: threads may be at work."""
     weakref.finalize(owner, close).atexit = False
 
 

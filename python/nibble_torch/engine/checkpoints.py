@@ -37,7 +37,7 @@ class TensorDiff:
 
 @dataclass(frozen=True)
 class Diff:
-    """The comparison of two checkpoints. `equal`: nothing is missing and every weight is equal, bit for bit."""
+    """A comparison of two checkpoints. `equal`: nothing is missing, and no bit differs."""
 
     tensors: tuple[TensorDiff, ...]
     missing_in_a: tuple[str, ...]
@@ -95,9 +95,7 @@ def dequantize(
     context = context or Context()
     report = abi.options("nbl_convert_report")
     options = abi.options(
-        "nbl_dequantize_options",
-        dtype=number_of("nbl_compute_dtype", dtype, "dtype"),
-        shard_size=shard_size,
+        "nbl_dequantize_options", dtype=number_of("nbl_compute_dtype", dtype, "dtype"), shard_size=shard_size
     )
     paths = path_of(model), path_of(out)
     context.session.call(lib.nbl_checkpoint_dequantize, context.handle, *paths, byref(options), byref(report))
@@ -105,7 +103,7 @@ def dequantize(
 
 
 def diff(a: Path, b: Path, *, tolerance: float = 0, context: Context | None = None) -> Diff:
-    """Compares two checkpoints weight by weight. `within`: nothing is missing and every rel_norm <= tolerance.
+    """Compares two checkpoints. `within`: nothing is missing and every weight's rel_norm <= tolerance.
 
     >>> diff("models/nibble-tiny", "models/nibble-tiny").equal
     True

@@ -174,8 +174,10 @@ class AdapterInfo:
     problems: tuple[str, ...]
 
 
-def inspect_checkpoint(path: Path, *, check_values: bool = False, context: Context | None = None) -> CheckpointInfo:
-    """Looks into a folder in Hugging Face layout, or a .safetensors file. What is wrong with it is in `problems`.
+def inspect_checkpoint(
+    path: Path, *, check_values: bool = False, context: Context | None = None
+) -> CheckpointInfo:
+    """Looks into a folder in Hugging Face layout, or a .safetensors file. `problems` says what is wrong.
 
     check_values  also reads every value and looks for NaN and infinities
 
@@ -204,8 +206,8 @@ def inspect_checkpoint(path: Path, *, check_values: bool = False, context: Conte
 def inspect_gguf(path: Path, *, context: Context | None = None) -> GgufInfo:
     """Looks into a GGUF file. Only its head is read.
 
-        info = inspect_gguf("model.gguf")
-        info.summary.architecture, info.tensors[0].format
+    info = inspect_gguf("model.gguf")
+    info.summary.architecture, info.tensors[0].format
     """
     context = context or Context()
     session = context.session

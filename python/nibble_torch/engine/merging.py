@@ -1,4 +1,4 @@
-"""One model out of a base and its adapter: a folder that transformers loads, or a GGUF file that llama.cpp loads."""
+"""One model out of a base and its adapter: a folder for transformers, or a GGUF file for llama.cpp."""
 
 from __future__ import annotations
 

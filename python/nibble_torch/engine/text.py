@@ -67,7 +67,7 @@ class Tokenizer(Owned):
         return [take_ids(self.session, self.context.handle, ids) for ids in lists]
 
     def decode(self, ids: Ids, *, skip_special: bool = False) -> str:
-        """The text of ids. Bytes that are no character become U+FFFD. `skip_special` leaves special tokens out."""
+        """The text of ids. Bytes that are no character become U+FFFD. skip_special: no special tokens."""
         tensor = ids_tensor(ids, "ids")
         text, size = ctypes.c_void_p(), ctypes.c_size_t()
         given = ids_of(tensor).ids, len(tensor), skip_special
@@ -132,7 +132,9 @@ class TextStream(Owned):
 
     def _text(self, function: Any, *arguments: Any) -> str:
         text = abi.structs["nbl_string"]()
-        found: str = self.session.call(function, self.handle, *arguments, byref(text), result=lambda: string_of(text))
+        found: str = self.session.call(
+            function, self.handle, *arguments, byref(text), result=lambda: string_of(text)
+        )
         return found
 
 
