@@ -5,6 +5,7 @@
 #include "support.h"
 
 #include "format/peft/peft.h"
+#include "quant/weight.h"
 
 #define LLAMA TEST_DATA_DIR "/folders/llama"
 #define LAYER "model.layers.0."
@@ -86,7 +87,7 @@ static inline float *read_weight(nbl_context *ctx, const char *folder, const cha
         shape[0] = t->rank > 1 ? t->shape[0] : 1;
         shape[1] = t->shape[t->rank - 1];
         values = malloc((size_t)(shape[0] * shape[1]) * sizeof *values);
-        assert_ok(ctx, nbl_dequantize(ctx, &t->weight, 0, shape[0], NBL_DTYPE_F32, 0, values));
+        assert_ok(ctx, nbl__dequantize_host(ctx, &t->weight, 0, shape[0], NBL_DTYPE_F32, 0, values));
     }
     nbl_checkpoint_close(c);
     if (values == NULL) fail_msg("%s has no %s", folder, name);

@@ -170,7 +170,7 @@ static void *data_of(torch_call *c, torch_tensor tensor)
 }
 
 /* The device of the call is that of its first tensor. */
-static void check_device(torch_call *c, const char *name, torch_tensor tensor)
+static void check_device(torch_call *c, const char *name, const char *part, torch_tensor tensor)
 {
     int32_t type = 0, index = 0, cpu = aoti_torch_device_type_cpu(), cuda = aoti_torch_device_type_cuda();
     if (aoti_torch_get_device_type(tensor, &type) || aoti_torch_get_device_index(tensor, &index)) {
@@ -178,13 +178,14 @@ static void check_device(torch_call *c, const char *name, torch_tensor tensor)
         return;
     }
     if (type != cuda) index = 0;
-    if (type != cpu && type != cuda) call_fail(c, "%s is neither on a CPU nor on a CUDA device", name);
+    if (type != cpu && type != cuda)
+        call_fail(c, "%s%s is neither on a CPU nor on a CUDA device", name, part);
     if (!c->has_device) {
         c->has_device = true;
         c->device_type = type;
         c->device_index = index;
     } else if (type != c->device_type || index != c->device_index)
-        call_fail(c, "%s is on %s:%d, other tensors are on %s:%d. Move them to one device", name,
+        call_fail(c, "%s%s is on %s:%d, other tensors are on %s:%d. Move them to one device", name, part,
                   type == cuda ? "cuda" : "cpu", (int)index, c->device_type == cuda ? "cuda" : "cpu",
                   (int)c->device_index);
 }
@@ -234,7 +235,7 @@ typedef enum tensor_kind {
     OPTIONAL    /* absent if the shape is [0] */
 } tensor_kind;
 
-static nbl_tensor read_tensor(torch_call *c, const char *name, tensor_kind kind, int inner)
+static nbl_tensor read_tensor(torch_call *c, const char *name, const char *part, tensor_kind kind, int inner)
 {
     nbl_tensor t = {0};
     torch_tensor tensor;
@@ -250,11 +251,12 @@ static nbl_tensor read_tensor(torch_call *c, const char *name, tensor_kind kind,
         return t;
     }
     if (count == 0 && (kind == PARAMETER || (kind == OPTIONAL && rank == 1))) return t;
-    check_device(c, name, tensor);
+    check_device(c, name, part, tensor);
     t.dtype = dtype_of(code);
-    if (t.dtype == NBL_DTYPE_COUNT) call_fail(c, "%s has a dtype that nibble does not compute with", name);
+    if (t.dtype == NBL_DTYPE_COUNT)
+        call_fail(c, "%s%s has a dtype that nibble does not compute with", name, part);
     if (rank < 0 || rank > NBL_MAX_RANK)
-        call_fail(c, "%s has %d dimensions, allowed are 1 to %d", name, (int)rank, NBL_MAX_RANK);
+        call_fail(c, "%s%s has %d dimensions, allowed are 1 to %d", name, part, (int)rank, NBL_MAX_RANK);
     if (c->failed) return t;
     t.rank = rank > 0 ? (int)rank : 1; /* a number is a vector of one element */
     t.shape[0] = 1;
@@ -267,24 +269,29 @@ static nbl_tensor read_tensor(torch_call *c, const char *name, tensor_kind kind,
     return t;
 }
 
+nbl_tensor call_part(torch_call *c, const char *name, const char *part)
+{
+    return read_tensor(c, name, part, PARAMETER, 0);
+}
+
 nbl_tensor call_tensor(torch_call *c, const char *name)
 {
-    return read_tensor(c, name, PARAMETER, 0);
+    return read_tensor(c, name, "", PARAMETER, 0);
 }
 
 nbl_tensor call_activation(torch_call *c, const char *name)
 {
-    return read_tensor(c, name, ACTIVATION, 0);
+    return read_tensor(c, name, "", ACTIVATION, 0);
 }
 
 nbl_tensor call_optional(torch_call *c, const char *name)
 {
-    return read_tensor(c, name, OPTIONAL, 0);
+    return read_tensor(c, name, "", OPTIONAL, 0);
 }
 
 nbl_tensor call_rows(torch_call *c, const char *name, int inner)
 {
-    return read_tensor(c, name, ACTIVATION, inner);
+    return read_tensor(c, name, "", ACTIVATION, inner);
 }
 
 void call_flatten(int inner, nbl_tensor *const *tensors)

@@ -60,6 +60,8 @@ nbl_dtype call_dtype(torch_call *c);
 
 /* A tensor argument, contiguous: a tensor with other strides is copied. Without elements it is absent. */
 nbl_tensor call_tensor(torch_call *c, const char *name);
+/* The same. Messages call it `name` with `part` behind it. */
+nbl_tensor call_part(torch_call *c, const char *name, const char *part);
 /* The same for activations: a batch without tokens has no elements, and is there. */
 nbl_tensor call_activation(torch_call *c, const char *name);
 /* An activation that is absent if its shape is [0]. */

@@ -7,7 +7,6 @@
 
 #include <float.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 static int64_t bytes_of_element(nbl_dtype dtype)
@@ -22,17 +21,6 @@ static int64_t bytes_of_element(nbl_dtype dtype)
     case NBL_DTYPE_I16: return 2;
     default: return 1;
     }
-}
-
-typedef struct part_name {
-    char text[32];
-} part_name;
-
-static part_name named(const char *name, const char *part)
-{
-    part_name full;
-    snprintf(full.text, sizeof full.text, "%s%s", name, part);
-    return full;
 }
 
 /* Packed codes are bytes, in whatever dtype bitsandbytes stores them. More bytes than the shape needs come
@@ -84,12 +72,12 @@ static const uint8_t *scale_codes_of(torch_call *c, const char *part, const nbl_
 nbl_weight call_weight(torch_call *c, const char *part)
 {
     nbl_weight w = {.dtype = NBL_DTYPE_BF16, .rank = 2};
-    nbl_tensor data = call_tensor(c, named("data", part).text);
-    nbl_tensor scales = call_tensor(c, named("scales", part).text);
-    nbl_tensor codes = call_tensor(c, named("codes", part).text);
-    nbl_tensor nested = call_tensor(c, named("nested", part).text);
-    nbl_tensor table = call_tensor(c, named("table", part).text);
-    nbl_tensor offset = call_tensor(c, named("offset", part).text);
+    nbl_tensor data = call_part(c, "data", part);
+    nbl_tensor scales = call_part(c, "scales", part);
+    nbl_tensor codes = call_part(c, "codes", part);
+    nbl_tensor nested = call_part(c, "nested", part);
+    nbl_tensor table = call_part(c, "table", part);
+    nbl_tensor offset = call_part(c, "offset", part);
     int64_t format = call_int(c);
     w.block = call_int(c);
     w.nested_block = call_int(c);
@@ -127,11 +115,11 @@ nbl_weight call_weight(torch_call *c, const char *part)
 
 void call_adapter(torch_call *c, const char *part, nbl_linear *layer)
 {
-    layer->bias = call_tensor(c, named("bias", part).text);
-    layer->lora_a = call_tensor(c, named("lora_a", part).text);
-    layer->lora_b = call_tensor(c, named("lora_b", part).text);
-    layer->magnitude = call_tensor(c, named("magnitude", part).text);
-    layer->norm = call_tensor(c, named("norm", part).text);
+    layer->bias = call_part(c, "bias", part);
+    layer->lora_a = call_part(c, "lora_a", part);
+    layer->lora_b = call_part(c, "lora_b", part);
+    layer->magnitude = call_part(c, "magnitude", part);
+    layer->norm = call_part(c, "norm", part);
     layer->scale = (float)call_float(c);
 }
 

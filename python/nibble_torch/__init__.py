@@ -1,8 +1,8 @@
 """nibble for PyTorch: fine-tunes language models whose frozen weights stay in 4 or 8 bits.
 
-    import nibble_torch                          torch.ops.nibble.* exist from here on
-    weight = nibble_torch.quantize(matrix)       packed in 4 bits
-    y = nibble_torch.linear(x, weight, lora_a=a, lora_b=b)
+import nibble_torch                          torch.ops.nibble.* exist from here on
+weight = nibble_torch.quantize(matrix)       packed in 4 bits
+y = nibble_torch.linear(x, weight, lora_a=a, lora_b=b)
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from ._fake import DENSE, LAYER, WEIGHT, is_given
 _ops = torch.ops.nibble
 Formula = Callable[..., "tuple[Tensor | None, ...]"]
 
-_library = torch.library.Library("nibble", "IMPL")
+_library: Any = torch.library.Library("nibble", "IMPL")  # type: ignore[no-untyped-call]
 
 
 def _register(name: str, differentiable: Sequence[int], setup: Callable[..., None], formula: Formula) -> None:
@@ -95,12 +95,17 @@ def _adapter(first: int) -> range:
 
 
 def _layer_gradients(
-    count: int, inputs: Sequence[Any], needs: Sequence[bool], parts: Sequence[int], dx: Tensor, rest: Sequence[Tensor]
+    count: int,
+    inputs: Sequence[Any],
+    needs: Sequence[bool],
+    parts: Sequence[int],
+    dx: Tensor,
+    rest: Sequence[Tensor],
 ) -> tuple[Tensor | None, ...]:
     """The gradients of all `count` arguments: dx of the first, `rest` of `parts`."""
     gradients: list[Tensor | None] = [None] * count
     gradients[0] = dx if needs[0] else None
-    for i, gradient in zip(parts, rest):
+    for i, gradient in zip(parts, rest, strict=True):
         gradients[i] = _cast(gradient, inputs[i], needs[i])
     return tuple(gradients)
 
@@ -126,7 +131,9 @@ def _group_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
     _save(ctx, inputs, output[3])
 
 
-def _group(ctx: Any, needs: Sequence[bool], dy0: Tensor, dy1: Tensor, dy2: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+def _group(
+    ctx: Any, needs: Sequence[bool], dy0: Tensor, dy1: Tensor, dy2: Tensor, _: Any
+) -> tuple[Tensor | None, ...]:
     (saved,), inputs = _saved(ctx)
     wanted = _bits([needs[0], *(needs[i] for i in _THREE)])
     dx, *rest = _ops.linear_group_backward(dy0, dy1, dy2, inputs[0], saved, *inputs[1:], wanted)
@@ -161,7 +168,9 @@ def _rmsnorm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.save_for_backward(output[1] if ctx.has_residual else x, weight)
 
 
-def _rmsnorm(ctx: Any, needs: Sequence[bool], dy: Tensor | None, dh: Tensor | None) -> tuple[Tensor | None, ...]:
+def _rmsnorm(
+    ctx: Any, needs: Sequence[bool], dy: Tensor | None, dh: Tensor | None
+) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
     wants_dx = needs[0] or needs[2]
     if dy is None:
@@ -188,7 +197,9 @@ _register("norm_rope", [0], _norm_rope_setup, _norm_rope)
 
 # ---- loss ----
 
-_LOSS_DATA = 1  # x, then data ... columns, labels, denominator, softcap, smoothing, reduction, grad_in_forward
+_LOSS_DATA = (
+    1  # x, then data ... columns, labels, denominator, softcap, smoothing, reduction, grad_in_forward
+)
 
 
 def _loss_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

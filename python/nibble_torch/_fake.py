@@ -5,8 +5,8 @@ They check what shapes tell. The library checks everything once more, with value
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,17 @@ WEIGHT, ADAPTER = 11, 6
 LAYER = WEIGHT + ADAPTER
 COMPUTE = (torch.float32, torch.float16, torch.bfloat16)
 DENSE, NF4, FP4, INT8, MXFP4 = range(5)
+
+
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+def _fake(name: str) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        torch.library.register_fake(f"nibble::{name}", rule)
+        return rule
+
+    return register
 
 
 def _absent(tensor: Tensor) -> bool:
@@ -38,7 +49,9 @@ def _check_weight(op: str, weight: Sequence[Any], part: str = "") -> None:
     size = data.element_size()
     needed = {DENSE: count * size, INT8: count, MXFP4: count // 2}.get(form, (count + 1) // 2)
     held = data.numel() * size
-    text = f"data{part} has {held} bytes of {data.dtype}, a weight of shape [{rows}, {columns}] takes {needed}"
+    text = (
+        f"data{part} has {held} bytes of {data.dtype}, a weight of shape [{rows}, {columns}] takes {needed}"
+    )
     _check(op, needed <= held < needed + size, text)
     if form == DENSE:
         _check(op, data.dtype in COMPUTE, f"data{part} is {data.dtype}, not float32, float16 or bfloat16")
@@ -46,7 +59,9 @@ def _check_weight(op: str, weight: Sequence[Any], part: str = "") -> None:
     blocks = {INT8: rows, MXFP4: count // 32}.get(form, -(-count // block) if block > 0 else 0)
     if form == MXFP4 or not _absent(codes):
         _check(op, codes.dtype == torch.uint8, f"codes{part} is {codes.dtype}, not uint8")
-        _check(op, codes.numel() == blocks, f"codes{part} has {codes.numel()} elements, {blocks} were expected")
+        _check(
+            op, codes.numel() == blocks, f"codes{part} has {codes.numel()} elements, {blocks} were expected"
+        )
     parts = [("scales", scales, blocks)]
     if not _absent(codes):
         parts = [("nested", nested, -(-blocks // nested_block)), ("table", table, 256), ("offset", offset, 1)]
@@ -58,11 +73,15 @@ def _check_weight(op: str, weight: Sequence[Any], part: str = "") -> None:
         _check(op, tensor.numel() == expected, text)
 
 
-def _check_adapter(op: str, dtype: torch.dtype, rows: int, columns: int, adapter: Sequence[Any], part: str = "") -> None:
+def _check_adapter(
+    op: str, dtype: torch.dtype, rows: int, columns: int, adapter: Sequence[Any], part: str = ""
+) -> None:
     bias, lora_a, lora_b, magnitude, norm, _ = adapter
     rank = lora_a.shape[0] if lora_a.dim() == 2 else 0
     _check(op, _absent(lora_a) == _absent(lora_b), f"lora_a{part} and lora_b{part} belong together")
-    _check(op, _absent(bias) or bias.dtype in (dtype, torch.float32), f"bias{part} is {bias.dtype}, x is {dtype}")
+    _check(
+        op, _absent(bias) or bias.dtype in (dtype, torch.float32), f"bias{part} is {bias.dtype}, x is {dtype}"
+    )
     shapes = {
         "bias": (bias, (rows,)),
         "lora_a": (lora_a, (rank, columns)),
@@ -75,7 +94,9 @@ def _check_adapter(op: str, dtype: torch.dtype, rows: int, columns: int, adapter
             continue
         text = f"{name}{part} is {list(tensor.shape)}, {list(shape)} was expected"
         _check(op, tuple(tensor.shape) == shape, text)
-        _check(op, tensor.dtype in COMPUTE, f"{name}{part} is {tensor.dtype}, not float32, float16 or bfloat16")
+        _check(
+            op, tensor.dtype in COMPUTE, f"{name}{part} is {tensor.dtype}, not float32, float16 or bfloat16"
+        )
 
 
 def _check_x(op: str, x: Tensor) -> None:
@@ -140,7 +161,7 @@ def _gradients(layer: Sequence[Any], wanted: int) -> list[Tensor]:
     ]
 
 
-@torch.library.register_fake("nibble::dequantize")
+@_fake("dequantize")
 def dequantize(*args: Any) -> Tensor:
     weight, (dtype, transpose) = args[:WEIGHT], args[WEIGHT:]
     rows, columns = weight[9:11]
@@ -150,10 +171,12 @@ def dequantize(*args: Any) -> Tensor:
     return data.new_empty((columns, rows) if transpose else (rows, columns), dtype=dtype)
 
 
-@torch.library.register_fake("nibble::quantize")
+@_fake("quantize")
 def quantize(values: Tensor, form: int, block: int, nested: int) -> tuple[Tensor, ...]:
     count, columns = values.numel(), values.shape[-1]
-    _check("quantize", values.dtype in COMPUTE, f"values are {values.dtype}, not float32, float16 or bfloat16")
+    _check(
+        "quantize", values.dtype in COMPUTE, f"values are {values.dtype}, not float32, float16 or bfloat16"
+    )
     _check("quantize", NF4 <= form <= MXFP4, f"format is {form}, allowed are 1 to 4")
     fourbit = form in (NF4, FP4)
     blocks = -(-count // (block or 64)) if fourbit else 0
@@ -166,14 +189,16 @@ def quantize(values: Tensor, form: int, block: int, nested: int) -> tuple[Tensor
         "offset": 1 if nested else 0,
     }
     dtypes = {"data": torch.int8 if form == INT8 else torch.uint8, "codes": torch.uint8}
-    return tuple(values.new_empty((size,), dtype=dtypes.get(name, torch.float32)) for name, size in sizes.items())
+    return tuple(
+        values.new_empty((size,), dtype=dtypes.get(name, torch.float32)) for name, size in sizes.items()
+    )
 
 
 def _layers(args: Sequence[Any], count: int) -> list[Sequence[Any]]:
     return [args[i * LAYER : (i + 1) * LAYER] for i in range(count)]
 
 
-@torch.library.register_fake("nibble::linear")
+@_fake("linear")
 def linear(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     dropout = args[LAYER]
     _check_x("linear", x)
@@ -181,7 +206,7 @@ def linear(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     return _like(x, args[9]), _saved(x, [args], dropout)
 
 
-@torch.library.register_fake("nibble::linear_backward")
+@_fake("linear_backward")
 def linear_backward(dy: Tensor, x: Tensor, saved: Tensor, *args: Any) -> tuple[Tensor, ...]:
     wanted = args[-1]
     _check_x("linear_backward", x)
@@ -200,7 +225,7 @@ def _members(op: str, x: Tensor, args: Sequence[Any]) -> list[Sequence[Any]]:
     return layers
 
 
-@torch.library.register_fake("nibble::linear_group")
+@_fake("linear_group")
 def linear_group(x: Tensor, *args: Any) -> tuple[Tensor, ...]:
     layers = _members("linear_group", x, args)
     dropout = args[3 * LAYER]
@@ -208,7 +233,7 @@ def linear_group(x: Tensor, *args: Any) -> tuple[Tensor, ...]:
     return (*ys, _saved(x, [layer for layer in layers if layer[9] > 0], dropout))
 
 
-@torch.library.register_fake("nibble::linear_group_backward")
+@_fake("linear_group_backward")
 def linear_group_backward(
     dy0: Tensor, dy1: Tensor, dy2: Tensor, x: Tensor, saved: Tensor, *args: Any
 ) -> tuple[Tensor, ...]:
@@ -230,21 +255,21 @@ def _check_mlp(op: str, x: Tensor, args: Sequence[Any]) -> list[Sequence[Any]]:
     return [gate, up, down]
 
 
-@torch.library.register_fake("nibble::mlp")
+@_fake("mlp")
 def mlp(x: Tensor, *args: Any) -> tuple[Tensor, ...]:
     gate, _, down = _check_mlp("mlp", x, args)
     kept = (*x.shape[:-1], gate[9])
     return (_like(x, down[9]), *(_if(args[-1], kept, x, torch.float32) for _ in range(2)))
 
 
-@torch.library.register_fake("nibble::mlp_backward")
+@_fake("mlp_backward")
 def mlp_backward(dy: Tensor, x: Tensor, gate_out: Tensor, up_out: Tensor, *args: Any) -> tuple[Tensor, ...]:
     layers, wanted = _check_mlp("mlp_backward", x, args), args[-1]
     gradients = [part for i, layer in enumerate(layers) for part in _gradients(layer, wanted >> 1 + 4 * i)]
     return (_if(bool(wanted & 1), x.shape, x, x.dtype), *gradients)
 
 
-@torch.library.register_fake("nibble::dora_norm")
+@_fake("dora_norm")
 def dora_norm(*args: Any) -> Tensor:
     weight, (lora_a, lora_b, _, dtype) = args[:WEIGHT], args[WEIGHT:]
     rows, columns = weight[9:11]
@@ -252,7 +277,8 @@ def dora_norm(*args: Any) -> Tensor:
     _check("dora_norm", dtype in COMPUTE, f"dtype is {dtype}, not float32, float16 or bfloat16")
     none = lora_a.new_empty(0)
     _check_adapter("dora_norm", dtype, rows, columns, (none, lora_a, lora_b, none, none, 1.0))
-    return lora_a.new_empty((rows,), dtype=torch.float32)
+    data: Tensor = weight[0]
+    return data.new_empty((rows,), dtype=torch.float32)
 
 
 def _check_norm(op: str, x: Tensor, weight: Tensor) -> None:
@@ -268,21 +294,25 @@ def is_given(activation: Tensor) -> bool:
     return not (activation.dim() == 1 and activation.shape[0] == 0)
 
 
-@torch.library.register_fake("nibble::rmsnorm")
-def rmsnorm(x: Tensor, weight: Tensor, residual: Tensor, eps: float, offset: float, round: int) -> tuple[Tensor, ...]:
+@_fake("rmsnorm")
+def rmsnorm(
+    x: Tensor, weight: Tensor, residual: Tensor, eps: float, offset: float, round: int
+) -> tuple[Tensor, ...]:
     _check_norm("rmsnorm", x, weight)
     if not is_given(residual):
         return x.new_empty(x.shape), _none(x, x.dtype)
     _check("rmsnorm", residual.dtype == x.dtype, f"residual is {residual.dtype}, x is {x.dtype}")
     same = f"residual is {list(residual.shape)}, x is {list(x.shape)}"
     _check("rmsnorm", residual.dim() == x.dim(), same)
-    for a, b in zip(residual.shape, x.shape):
+    for a, b in zip(residual.shape, x.shape, strict=True):
         _check("rmsnorm", a == b, same)
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
-@torch.library.register_fake("nibble::rmsnorm_backward")
-def rmsnorm_backward(dy: Tensor, dresidual: Tensor, x: Tensor, weight: Tensor, *args: Any) -> tuple[Tensor, ...]:
+@_fake("rmsnorm_backward")
+def rmsnorm_backward(
+    dy: Tensor, dresidual: Tensor, x: Tensor, weight: Tensor, *args: Any
+) -> tuple[Tensor, ...]:
     wanted = args[-1]
     _check_norm("rmsnorm_backward", x, weight)
     dx = _if(bool(wanted & 1), x.shape, x, x.dtype)
@@ -297,13 +327,15 @@ def _check_rope(op: str, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) ->
         _check(op, table.dim() == 2, f"{name} is {list(table.shape)}, not [tokens, rotated / 2]")
 
 
-@torch.library.register_fake("nibble::norm_rope")
-def norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, offset: float, round: int) -> Tensor:
+@_fake("norm_rope")
+def norm_rope(
+    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, offset: float, round: int
+) -> Tensor:
     _check_rope("norm_rope", x, weight, cos, sin)
     return x.new_empty(x.shape)
 
 
-@torch.library.register_fake("nibble::norm_rope_backward")
+@_fake("norm_rope_backward")
 def norm_rope_backward(dy: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, *args: Any) -> Tensor:
     _check_rope("norm_rope_backward", x, weight, cos, sin)
     return x.new_empty(x.shape)
@@ -316,9 +348,9 @@ def _check_loss(op: str, x: Tensor, weight: Sequence[Any], labels: Tensor) -> No
     _check(op, labels.dtype == torch.int32, f"labels are {labels.dtype}, not int32")
 
 
-@torch.library.register_fake("nibble::cross_entropy")
+@_fake("cross_entropy")
 def cross_entropy(x: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    weight, (labels, denominator, softcap, smoothing, reduction, grad_in_forward) = args[:WEIGHT], args[WEIGHT:]
+    weight, labels, reduction, grad_in_forward = args[:WEIGHT], args[WEIGHT], args[-2], args[-1]
     _check_loss("cross_entropy", x, weight, labels)
     f32 = torch.float32
     loss = x.new_empty(() if reduction == 0 else labels.shape, dtype=f32)
@@ -326,7 +358,7 @@ def cross_entropy(x: Tensor, *args: Any) -> tuple[Tensor, ...]:
     return loss, x.new_empty(labels.shape, dtype=f32), lse, _if(grad_in_forward, x.shape, x, f32)
 
 
-@torch.library.register_fake("nibble::cross_entropy_backward")
+@_fake("cross_entropy_backward")
 def cross_entropy_backward(dloss: Tensor, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
     weight, labels, wanted = args[:WEIGHT], args[WEIGHT], args[-1]
     _check_loss("cross_entropy_backward", x, weight, labels)

@@ -1,10 +1,10 @@
 """Weights in state dicts, with the keys of Hugging Face's checkpoints. `name` is the weight's full name.
 
-    dense     name
-    nf4, fp4  name, name.absmax, name.quant_map, name.quant_state.bitsandbytes__nf4 (or fp4);
-              nested: name.nested_absmax and name.nested_quant_map, too. bitsandbytes' Linear4bit
-    int8      name, SCB, weight_format beside it. bitsandbytes' Linear8bitLt
-    mxfp4     name_blocks, name_scales. gpt-oss
+dense     name
+nf4, fp4  name, name.absmax, name.quant_map, name.quant_state.bitsandbytes__nf4 (or fp4);
+          nested: name.nested_absmax and name.nested_quant_map, too. bitsandbytes' Linear4bit
+int8      name, SCB, weight_format beside it. bitsandbytes' Linear8bitLt
+mxfp4     name_blocks, name_scales. gpt-oss
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ def _codebook(format: Format) -> Tensor:
     return values + 0.0  # bitsandbytes stores code 8 of fp4, -0, as 0
 
 
-def save(weight: Weight, name: str) -> dict[str, Tensor]:
+def save_weight(weight: Weight, name: str) -> dict[str, Tensor]:
     """The tensors of a weight, by key."""
     parts = weight.parts()
     if weight.format == Format.DENSE:
         return {name: parts["data"]}
     if weight.format == Format.INT8:
         form = torch.zeros((), dtype=torch.uint8)
-        return {name: parts["data"], _beside(name, "SCB"): parts["scales"], _beside(name, "weight_format"): form}
+        return {
+            name: parts["data"],
+            _beside(name, "SCB"): parts["scales"],
+            _beside(name, "weight_format"): form,
+        }
     if weight.format == Format.MXFP4:
         return {f"{name}_blocks": parts["data"], f"{name}_scales": parts["codes"]}
     kind, nested = _FOURBIT[weight.format], parts["nested"].numel() > 0
@@ -58,13 +62,17 @@ def save(weight: Weight, name: str) -> dict[str, Tensor]:
     }
     if nested:
         saved |= {f"{name}.nested_absmax": parts["nested"], f"{name}.nested_quant_map": parts["table"]}
-        state |= {"nested_blocksize": weight.args[8], "nested_dtype": "float32", "nested_offset": parts["offset"].item()}
+        state |= {
+            "nested_blocksize": weight.args[8],
+            "nested_dtype": "float32",
+            "nested_offset": parts["offset"].item(),
+        }
     text = json.dumps(state).encode()
     saved[f"{name}.quant_state.bitsandbytes__{kind}"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     return saved
 
 
-def keys(state: Mapping[str, Tensor], name: str) -> list[str]:
+def keys_of_weight(state: Mapping[str, Tensor], name: str) -> list[str]:
     """The keys of a weight in a state dict, whatever its format."""
     beside = {name, _beside(name, "SCB"), _beside(name, "weight_format"), f"{name}_blocks", f"{name}_scales"}
     return [key for key in state if key in beside or key.startswith(f"{name}.")]
@@ -72,7 +80,9 @@ def keys(state: Mapping[str, Tensor], name: str) -> list[str]:
 
 def _check(key: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if tensor.dtype != dtype:
-        raise ValueError(f"{key} is {tensor.dtype}, not {dtype}: the state dict was cast, and the weight is lost")
+        raise ValueError(
+            f"{key} is {tensor.dtype}, not {dtype}: the state dict was cast, and the weight is lost"
+        )
     return tensor
 
 
@@ -84,7 +94,9 @@ def _load_fourbit(state: Mapping[str, Tensor], name: str, key: str) -> Weight:
     dtype, block = _DTYPES[about["dtype"]], about["blocksize"]
     data, scales = state[name], f"{name}.absmax"
     if f"{name}.nested_absmax" not in state:
-        return Weight(data, shape, form, scales=_check(scales, state[scales], torch.float32), block=block, dtype=dtype)
+        return Weight(
+            data, shape, form, scales=_check(scales, state[scales], torch.float32), block=block, dtype=dtype
+        )
     nested, table = f"{name}.nested_absmax", f"{name}.nested_quant_map"
     return Weight(
         data,
@@ -100,7 +112,7 @@ def _load_fourbit(state: Mapping[str, Tensor], name: str, key: str) -> Weight:
     )
 
 
-def load(state: Mapping[str, Tensor], name: str, like: Weight) -> Weight | None:
+def load_weight(state: Mapping[str, Tensor], name: str, like: Weight) -> Weight | None:
     """The weight `name` of a state dict. None if it is not there. `like` has its shape."""
     shape = (like.shape[0], like.shape[1])
     for kind in _FOURBIT.values():
@@ -120,5 +132,7 @@ def load(state: Mapping[str, Tensor], name: str, like: Weight) -> Weight | None:
     if name not in state:
         return None
     if state[name].dtype not in _DTYPES.values():
-        raise ValueError(f"{name} is {state[name].dtype}, and {name}.quant_state.bitsandbytes__nf4 is missing")
+        raise ValueError(
+            f"{name} is {state[name].dtype}, and {name}.quant_state.bitsandbytes__nf4 is missing"
+        )
     return Weight.dense(state[name])

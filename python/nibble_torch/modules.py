@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _state, ops
+from ._state import keys_of_weight, load_weight, save_weight
+from .ops import dora_norm, linear
 from .weight import Format, Weight
 
 # The threshold that says: dequantize int8 weights.
@@ -19,9 +20,9 @@ DEQUANTIZED = -1.0
 class Linear(nn.Module):
     """y = (x W' + scale (drop(x) A') B') * magnitude / |W + scale B A| + bias.
 
-    weight         frozen, packed or dense. It is no parameter and no buffer: .to(dtype) does not cast its scales, and
-                   DistributedDataParallel does not send it at every step. .to(device) moves it. A state dict holds it
-                   with the keys of bitsandbytes' checkpoints
+    weight         frozen, packed or dense. It is no parameter and no buffer: .to(dtype) does not cast its
+                   scales, and DistributedDataParallel does not send it at every step. .to(device) moves it.
+                   A state dict holds it with the keys of bitsandbytes' checkpoints
     bias           is kept as a parameter without gradient
     rank           of the adapter, LoRA; 0: none
     alpha          scale = alpha / rank, or alpha / sqrt(rank) with `rslora`
@@ -29,7 +30,8 @@ class Linear(nn.Module):
     dora           a trained magnitude for each row: DoRA
     adapter_dtype  of A, B and the magnitude
     compute_dtype  x is cast to it, and y back. Default: the dtype of x
-    threshold      int8: see nibble_torch.linear. In training on a CPU the weight is dequantized, as in bitsandbytes
+    threshold      int8: see nibble_torch.linear. In training on a CPU the weight is dequantized, as in
+                   bitsandbytes
     """
 
     lora_a: nn.Parameter | None
@@ -64,12 +66,16 @@ class Linear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.lora_a = self.lora_b = self.magnitude = None
         if rank:
-            of = {"dtype": adapter_dtype, "device": weight.device}
-            self.lora_a = nn.Parameter(torch.empty(rank, self.in_features, **of))  # type: ignore[arg-type]
-            self.lora_b = nn.Parameter(torch.zeros(self.out_features, rank, **of))  # type: ignore[arg-type]
+            device = weight.device
+            self.lora_a = nn.Parameter(
+                torch.empty(rank, self.in_features, dtype=adapter_dtype, device=device)
+            )
+            self.lora_b = nn.Parameter(
+                torch.zeros(self.out_features, rank, dtype=adapter_dtype, device=device)
+            )
             nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
             if dora:
-                norm = ops.dora_norm(weight, self.lora_a, self.lora_b, self.scale, torch.float32)
+                norm = dora_norm(weight, self.lora_a, self.lora_b, self.scale, torch.float32)
                 self.magnitude = nn.Parameter(norm.to(adapter_dtype))
 
     @classmethod
@@ -95,11 +101,11 @@ class Linear(nn.Module):
         seed = torch.randint(2**62, (1,), dtype=torch.int64, device=x.device) if drops else None
         norm = None
         if self.magnitude is not None and self.lora_a is not None and self.lora_b is not None:
-            norm = ops.dora_norm(self.weight, self.lora_a, self.lora_b, self.scale, dtype)
+            norm = dora_norm(self.weight, self.lora_a, self.lora_b, self.scale, dtype)
         threshold = self.threshold
         if self.weight.format == Format.INT8 and self.training and x.device.type == "cpu":
             threshold = DEQUANTIZED
-        y = ops.linear(
+        y = linear(
             x.to(dtype),
             self.weight,
             bias,
@@ -122,13 +128,13 @@ class Linear(nn.Module):
     # ---- the weight moves and is saved with the module ----
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.weight = self.weight.apply(fn)
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.update(_state.save(self.weight, prefix + "weight"))
+        destination.update(save_weight(self.weight, prefix + "weight"))
 
     def _load_from_state_dict(
         self,
@@ -140,19 +146,21 @@ class Linear(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        own = set(_state.keys(state_dict, prefix + "weight"))
+        own = set(keys_of_weight(state_dict, prefix + "weight"))
         rest = {key: value for key, value in state_dict.items() if key not in own}
         super()._load_from_state_dict(
             rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         try:
-            weight = _state.load(state_dict, prefix + "weight", self.weight)
+            weight = load_weight(state_dict, prefix + "weight", self.weight)
         except (ValueError, KeyError) as error:
             error_msgs.append(f"{prefix}weight: {error}")
             return
         if weight is None:
             missing_keys.append(prefix + "weight")
         elif weight.shape != self.weight.shape:
-            error_msgs.append(f"{prefix}weight is {list(weight.shape)}, this layer's is {list(self.weight.shape)}")
+            error_msgs.append(
+                f"{prefix}weight is {list(weight.shape)}, this layer's is {list(self.weight.shape)}"
+            )
         else:
             self.weight = weight.to(self.weight.device).apply(torch.clone)

@@ -24,8 +24,8 @@ _ROUNDINGS: dict[Rounding, int] = {"before_weight": 0, "after_weight": 1}
 class Layer(NamedTuple):
     """A linear layer: y = (x W' + scale (drop(x) A') B') * magnitude / norm + bias.
 
-    The weight is frozen. Without lora_a and lora_b there is no adapter, without a magnitude it is LoRA, and with one
-    DoRA. `norm` is |W + scale B A| by rows, if it is known (see dora_norm). Else each call computes it.
+    The weight is frozen. Without lora_a and lora_b there is no adapter. With a magnitude the adapter is DoRA.
+    `norm` is |W + scale B A| by rows, if it is known (see dora_norm). Else each call computes it.
     """
 
     weight: Weight
@@ -70,8 +70,8 @@ def linear(
 ) -> Tensor:
     """The output of a layer: see Layer for its arguments.
 
-    x and the result have one dtype: float32, float16 or bfloat16. A, B and the magnitude have any of these. The bias
-    has the dtype of x or float32.
+    x and the result have one dtype: float32, float16 or bfloat16. A, B and the magnitude have any of these.
+    The bias has the dtype of x or float32.
 
     dropout    of the adapter's input. It needs a seed
     seed       one int64 on the device of x. The same seed gives the same mask
@@ -85,11 +85,17 @@ def linear(
 
 
 def linear_group(
-    x: Tensor, layers: Sequence[Layer], *, dropout: float = 0.0, seed: Tensor | None = None, threshold: float = 0.0
+    x: Tensor,
+    layers: Sequence[Layer],
+    *,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    threshold: float = 0.0,
 ) -> tuple[Tensor, ...]:
     """The outputs of two or three layers with the same input: q, k and v, or gate and up.
 
-    They cost less together. The gradient of x is their sum, rounded once. Each layer draws a dropout mask of its own.
+    They cost less together. The gradient of x is their sum, rounded once. Each layer draws a dropout mask of
+    its own.
     """
     if not 1 <= len(layers) <= 3:
         raise ValueError(f"a group has one to three layers, not {len(layers)}")
@@ -116,8 +122,8 @@ def mlp(
 ) -> Tensor:
     """y = down(act(gate(x)) * up(x)). Values between the layers exist for 512 tokens at a time.
 
-    `keep` stores the outputs of gate and up for backward: 8 bytes per token and inner feature. It saves two of
-    backward's five large products. The result has the same bits.
+    `keep` stores the outputs of gate and up for backward: 8 bytes per token and inner feature. It saves two
+    of backward's five large products. The result has the same bits.
     """
     none = x.new_empty(0)
     parts = (*_arguments(gate, none), *_arguments(up, none), *_arguments(down, none))
@@ -140,7 +146,8 @@ def rmsnorm(
 ) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * (weight + offset), in the dtype of x.
 
-    rounding  "before_weight" (Llama): x / rms is rounded to the dtype first. "after_weight" (Gemma): once, at the end
+    rounding  "before_weight" (Llama): x / rms is rounded to the dtype, then multiplied.
+              "after_weight" (Gemma): rounded once, at the end
     """
     y: Tensor = _ops.rmsnorm(x, weight, x.new_empty(0), eps, offset, _ROUNDINGS[rounding])[0]
     return y
@@ -197,8 +204,8 @@ def cross_entropy(
     labels           one per token. -100 is not trained. Where no token is trained the loss is 0
     softcap          > 0: logits become cap * tanh(logits / cap)
     denominator      mean: the divisor, float32 [1]. Default: the number of trained tokens
-    grad_in_forward  forward also computes the gradient of x, and saves backward a product. Default: where x needs a
-                     gradient, the weight does not, and the reduction is "mean"
+    grad_in_forward  forward also computes the gradient of x, and saves backward a product. Default: where x
+                     needs a gradient, the weight does not, and the reduction is "mean"
     """
     none = x.new_empty(0)
     if isinstance(weight, Tensor):

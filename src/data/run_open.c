@@ -3,6 +3,7 @@
 #include "run/run.h"
 
 #include "data/data.h"
+#include "device/device.h"
 
 nbl_status nbl_run_open(nbl_context *ctx, const char *path, const char *const *overrides, int64_t count,
                         nbl_run **run)
@@ -14,6 +15,7 @@ nbl_status nbl_run_open(nbl_context *ctx, const char *path, const char *const *o
     for (int64_t i = 0; i < count; i++)
         NBL_CHECK(ctx, overrides[i] != NULL, NBL_ERROR_ARGUMENT,
                   "opening a run: override %" PRId64 " is NULL", i);
+    NBL_TRY(nbl__check_models(ctx));
     nbl_run *made;
     NBL_TRY(NBL_ALLOC(ctx, made, 1));
     made->ctx = ctx;

@@ -12,11 +12,6 @@ static size_t saved_bytes(const nbl__impl *impl, const void *arguments)
     return 0;
 }
 
-static nbl_status dequantize(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, void *to)
-{
-    return nbl_dequantize(ctx, weight, 0, weight->shape[0], dtype, 0, to);
-}
-
 static nbl_status machine(nbl_context *ctx, nbl__arena *arena, const char **name)
 {
     *name = nbl__arena_strdup(arena, nbl_isa_name(ctx));
@@ -105,7 +100,7 @@ const nbl__device nbl__cpu = {
     .operations_per_host_byte = 12000, /* nothing crosses a bus: tests plan as for a usual device */
     .impls = impls,
     .saved_bytes = saved_bytes,
-    .dequantize = dequantize,
+    .dequantize = nbl__dequantize_rows,
     .machine = machine,
     .alloc = alloc,
     .free = nbl__free,
@@ -126,3 +121,11 @@ const nbl__device nbl__cpu = {
     .event_record = event_record,
     .event_wait = event_wait,
 };
+
+nbl_status nbl__check_models(nbl_context *ctx)
+{
+    if (!nbl__device_of(ctx)->operators_only) return NBL_OK;
+    nbl_status status = nbl__fail(ctx, NBL_ERROR_UNSUPPORTED,
+                                  "this context borrows a stream: it runs operators, not models");
+    return nbl__hint(ctx, status, "open the model with a context of its own, after nbl_context_use_cuda");
+}

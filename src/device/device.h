@@ -42,6 +42,7 @@ typedef struct nbl__device {
     uint64_t overhead_bytes;
     /* NBL_DEVICE_MAILBOX bytes of host memory that operators can write; NULL unless separate_memory. */
     void *mailbox;
+    bool operators_only; /* operators alone: models and plans are refused (nbl__check_models) */
 
     /* ---- operators ---- */
 
@@ -50,8 +51,16 @@ typedef struct nbl__device {
     /* Bytes that a forward call can leave for its backward call, which saves work there (nbl__call.saved); 0:
      * none. */
     size_t (*saved_bytes)(const nbl__impl *impl, const void *arguments);
-    /* Decodes all of a weight, whose data lies in the device's memory, into other memory of the device. */
-    nbl_status (*dequantize)(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, void *to);
+    /* Bytes behind an implementation's own scratch that it needs for libraries (nbl__call.workspace); 0: none. NULL:
+     * the device has no implementation that needs some. */
+    size_t (*workspace_bytes)(const nbl_context *ctx, const nbl__impl *impl);
+    /* Around every operator and every dequantize that a caller asks for (nbl__device_begin, nbl__device_end). `end`
+     * gets the status of the call, and returns it or the failure of its own. NULL: there is nothing to do. */
+    nbl_status (*call_begin)(nbl_context *ctx);
+    nbl_status (*call_end)(nbl_context *ctx, const char *what, nbl_status status);
+    /* nbl_dequantize of checked arguments: rows [row_begin, row_end) of a weight in the device's memory, some. */
+    nbl_status (*dequantize)(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin, int64_t row_end,
+                             nbl_dtype dtype, bool transpose, void *to);
     /* What the last bits of results depend on beside arguments: an instruction set ("avx2"), a product's name. */
     nbl_status (*machine)(nbl_context *ctx, nbl__arena *arena, const char **name);
 
@@ -117,11 +126,24 @@ enum { NBL_DEVICE_MAILBOX = 4096, NBL_DEVICE_EVENTS = 8 };
 
 extern const nbl__device nbl__cpu;
 
+/* NBL_ERROR_UNSUPPORTED if the context's device has operators only. */
+nbl_status nbl__check_models(nbl_context *ctx);
+
 /* The device of a context: the one that was set, or the CPU. */
 static inline const nbl__device *nbl__device_of(const nbl_context *ctx)
 {
     const nbl__device *device = nbl__context_device(ctx);
     return device ? device : &nbl__cpu;
+}
+
+static inline nbl_status nbl__device_begin(nbl_context *ctx, const nbl__device *device)
+{
+    return device->call_begin ? device->call_begin(ctx) : NBL_OK;
+}
+static inline nbl_status nbl__device_end(nbl_context *ctx, const nbl__device *device, const char *what,
+                                         nbl_status status)
+{
+    return device->call_end ? device->call_end(ctx, what, status) : status;
 }
 
 #endif

@@ -11,6 +11,7 @@
 #include <float.h>
 #include <unistd.h>
 
+#include "device/device.h"
 #include "quant/non_finite.h"
 #include "quant/weight.h"
 
@@ -394,6 +395,7 @@ nbl_status nbl_model_open(nbl_context *ctx, const char *path, const nbl_model_op
 {
     NBL_CHECK(ctx, path && result, NBL_ERROR_ARGUMENT, "model: NULL argument");
     *result = NULL;
+    NBL_TRY(nbl__check_models(ctx));
     nbl_model_options options;
     NBL_TRY(NBL_OPTIONS_READ(ctx, nbl_model_options, given, &options));
     nbl_model *m;

@@ -83,7 +83,7 @@ static nbl_status fill_from_model(const nbl_model *m, const nbl__value_info *inf
     NBL_CHECK(m->ctx, entry, NBL_ERROR_INTERNAL, "no values for \"%s\"", info->name);
     const nbl_weight *w = &entry->weight;
     if (w->format != NBL_FORMAT_DENSE)
-        return nbl_dequantize(m->ctx, w, 0, w->shape[0], info->tensor.dtype, 0, to);
+        return nbl__dequantize_host(m->ctx, w, 0, w->shape[0], info->tensor.dtype, 0, to);
     int64_t n = nbl__tensor_elements(&info->tensor);
     NBL_TRY(nbl_convert(m->ctx, w->dtype, w->data, info->tensor.dtype, to, n));
     if (m->checkpoint && info->trained)

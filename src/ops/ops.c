@@ -191,23 +191,44 @@ bool nbl__op_fuses(nbl_context *ctx, const nbl__op *fused, const nbl__op *const 
     return false;
 }
 
+/* The scratch of a call: the implementation's own, then what libraries get. Scratch is aligned to 64 bytes, what
+ * libraries get to 256. */
+typedef struct scratch_parts {
+    size_t own, libraries, all;
+} scratch_parts;
+
+static scratch_parts parts_of(const nbl_context *ctx, const nbl__impl *impl, const void *arguments)
+{
+    const nbl__device *device = nbl__device_of(ctx);
+    scratch_parts s = {.own = impl->scratch ? impl->scratch(ctx, arguments) : 0};
+    if (device->workspace_bytes) s.libraries = device->workspace_bytes(ctx, impl);
+    s.all = s.own;
+    if (s.libraries > 0) s.all = (s.own = (s.own + 63) / 64 * 64) + (256 - 64) + s.libraries;
+    return s;
+}
+
 size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void *arguments)
 {
-    return impl->scratch ? impl->scratch(ctx, arguments) : 0;
+    return parts_of(ctx, impl, arguments).all;
 }
 
 nbl_status nbl__op_run_within(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
                               const void *arguments, void *scratch, size_t scratch_bytes, void *saved)
 {
-    size_t needed = nbl__op_scratch(ctx, impl, arguments);
-    NBL_CHECK(ctx, scratch_bytes >= needed, NBL_ERROR_ARGUMENT, "%s: %zu bytes of scratch, %s needs %zu",
-              op->name, scratch_bytes, impl->name, needed);
+    scratch_parts parts = parts_of(ctx, impl, arguments);
+    NBL_CHECK(ctx, scratch_bytes >= parts.all, NBL_ERROR_ARGUMENT, "%s: %zu bytes of scratch, %s needs %zu",
+              op->name, scratch_bytes, impl->name, parts.all);
     NBL_CHECK(ctx, (uintptr_t)scratch % 64 == 0, NBL_ERROR_ARGUMENT, "%s: scratch is not aligned to 64 bytes",
               op->name);
     assert(impl->needs <= nbl__isa(ctx)); /* else an illegal instruction */
+    nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__device_of(ctx), saved, NULL};
+    if (parts.libraries > 0) {
+        call.scratch_bytes = parts.own;
+        call.workspace = (void *)(((uintptr_t)scratch + parts.own + 255) / 256 * 256);
+    }
     /* In debug mode every kernel is waited for, so that an error names the kernel that caused it. */
-    nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__device_of(ctx), saved};
-    NBL_TRY(impl->run(&call, arguments));
+    NBL_TRY(nbl__device_begin(ctx, call.device));
+    NBL_TRY(nbl__device_end(ctx, call.device, impl->name, impl->run(&call, arguments)));
     return call.device->debugs ? call.device->wait(ctx, impl->name) : NBL_OK;
 }
 

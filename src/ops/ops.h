@@ -43,6 +43,8 @@ typedef struct nbl__call {
     size_t scratch_bytes;
     const struct nbl__device *device; /* where it runs (device/device.h) */
     void *saved; /* memory in which forward leaves values for its backward, on a device; or NULL */
+    /* Memory for libraries behind the implementation's scratch, aligned to 256 bytes; NULL: the device has its own */
+    void *workspace;
 } nbl__call;
 
 /* One row of an operator's dispatch table. */
@@ -270,7 +272,8 @@ nbl_status nbl__op_choose_again(nbl_context *ctx, const nbl__op *op, const void 
  * one of the two operators that it stands for is forced by the environment. Logs nothing. */
 bool nbl__op_fuses(nbl_context *ctx, const nbl__op *fused, const nbl__op *const parts[2],
                    const void *arguments);
-/* Bytes of scratch that nbl__op_run needs for these arguments; may be 0. */
+/* Bytes of scratch that nbl__op_run needs for these arguments; may be 0. On a device that lends libraries no
+ * memory of its own they include what libraries need. */
 size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void *arguments);
 /* Runs a chosen implementation. The outputs have memory. `scratch` is aligned to
  * 64 bytes; too little of it is NBL_ERROR_ARGUMENT. On a device the call is

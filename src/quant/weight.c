@@ -1,4 +1,4 @@
-/* weight.c - nbl_dequantize: checks, threads, any range of rows, optionally transposed; and the
+/* weight.c - dequantizing in host memory: checks, threads, any range of rows, optionally transposed; and the
  * dispatch on format. weight_encode.c is the opposite direction.
  *
  * A transposed result goes through tiles on the stack, so that both sides are accessed in whole
@@ -207,7 +207,7 @@ nbl_status nbl__check_weight(nbl_context *ctx, const char *call, const nbl_weigh
     return check_parts(ctx, call, w);
 }
 
-/* ---- nbl_dequantize ---- */
+/* ---- rows of a weight ---- */
 
 typedef struct dequantize_job {
     nbl_isa isa;
@@ -337,24 +337,34 @@ static nbl_status dequantize_tile(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin, int64_t row_end,
-                          nbl_dtype dtype, bool transpose, void *out)
+nbl_status nbl__check_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin,
+                                 int64_t row_end, nbl_dtype dtype, const void *out)
 {
     int64_t n, rows;
     NBL_TRY(nbl__check_weight(ctx, "dequantize", weight, &n, &rows));
-    nbl_weight here = *weight;
-    nbl__weight_read_offset(&here);
-    weight = &here;
     NBL_CHECK(ctx, nbl__is_compute(dtype), NBL_ERROR_DTYPE,
               "dequantize: %s of shape %s to %s; allowed are f32, f16, bf16", nbl_format_name(weight->format),
               nbl__show_shape(weight->rank, weight->shape).text, nbl__any_dtype_name(dtype));
     NBL_CHECK(ctx, row_begin >= 0 && row_begin <= row_end && row_end <= rows, NBL_ERROR_ARGUMENT,
               "dequantize: rows %" PRId64 " to %" PRId64 " of a weight with %" PRId64 " rows, shape %s",
               row_begin, row_end, rows, nbl__show_shape(weight->rank, weight->shape).text);
+    if (row_begin == row_end || n == 0) return NBL_OK;
+    size_t size = nbl__size_of(dtype);
+    NBL_CHECK(ctx, out != NULL, NBL_ERROR_ARGUMENT, "dequantize: out is NULL");
+    NBL_CHECK(ctx, (uintptr_t)out % size == 0, NBL_ERROR_ARGUMENT,
+              "dequantize: out is not aligned to its %zu-byte elements", size);
+    return NBL_OK;
+}
+
+nbl_status nbl__dequantize_rows(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin,
+                                int64_t row_end, nbl_dtype dtype, bool transpose, void *out)
+{
+    nbl_weight here = *weight;
+    nbl__weight_read_offset(&here);
     /* The rows are one range of the flattened weight. */
     int64_t columns = weight->shape[weight->rank - 1];
     dequantize_job job = {.isa = nbl__isa(ctx),
-                          .weight = weight,
+                          .weight = &here,
                           .begin = row_begin * columns,
                           .end = row_end * columns,
                           .dtype = dtype,
@@ -364,9 +374,6 @@ nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t ro
                           .columns = columns};
     if (job.begin == job.end) return NBL_OK;
     size_t size = nbl__size_of(dtype);
-    NBL_CHECK(ctx, out != NULL, NBL_ERROR_ARGUMENT, "dequantize: out is NULL");
-    NBL_CHECK(ctx, (uintptr_t)out % size == 0, NBL_ERROR_ARGUMENT,
-              "dequantize: out is not aligned to its %zu-byte elements", size);
     job.stream = (size_t)(job.end - job.begin) * size > STREAM_BYTES;
     if (transpose) {
         int64_t tile_rows = TILE_BYTES / TILE_COLUMNS / (int64_t)size;
@@ -378,6 +385,13 @@ nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t ro
     job.first_chunk = job.begin / NBL_WEIGHT_CHUNK;
     return nbl__team_run(ctx, nbl__ceil_div(job.end, NBL_WEIGHT_CHUNK) - job.first_chunk, dequantize_chunk,
                          &job, NULL);
+}
+
+nbl_status nbl__dequantize_host(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin,
+                                int64_t row_end, nbl_dtype dtype, bool transpose, void *out)
+{
+    NBL_TRY(nbl__check_dequantize(ctx, weight, row_begin, row_end, dtype, out));
+    return nbl__dequantize_rows(ctx, weight, row_begin, row_end, dtype, transpose, out);
 }
 
 nbl__weight_sizes nbl__weight_sizes_of(const nbl_weight *w)

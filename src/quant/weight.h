@@ -42,6 +42,14 @@ typedef struct nbl__weight_sizes {
 nbl__weight_sizes nbl__weight_sizes_of(const nbl_weight *weight);
 /* Replaces nested_offset by the value at nested_offset_at, in host memory, if that is given. */
 void nbl__weight_read_offset(nbl_weight *weight);
+/* nbl_dequantize in three: its checks; rows of a checked weight in host memory; and both, for weights in
+ * host memory whatever the context computes with. */
+nbl_status nbl__check_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin,
+                                 int64_t row_end, nbl_dtype dtype, const void *out);
+nbl_status nbl__dequantize_rows(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin,
+                                int64_t row_end, nbl_dtype dtype, bool transpose, void *out);
+nbl_status nbl__dequantize_host(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin,
+                                int64_t row_end, nbl_dtype dtype, bool transpose, void *out);
 /* The name of a dtype, which may be invalid: from a caller, for messages. */
 const char *nbl__any_dtype_name(nbl_dtype dtype);
 

@@ -54,7 +54,7 @@ static nbl_status fill_norms(nbl_model *model, const char *module, size_t length
     for (int64_t i = 0; i < held->weight.shape[0] && status == NBL_OK; i++) {
         double sum = 0;
         if (i % 256 == 0 && (status = nbl__progress_poll(model->ctx, name)) != NBL_OK) break;
-        status = nbl_dequantize(model->ctx, &held->weight, i, i + 1, NBL_DTYPE_F32, 0, row);
+        status = nbl__dequantize_host(model->ctx, &held->weight, i, i + 1, NBL_DTYPE_F32, 0, row);
         for (int64_t k = 0; k < columns; k++) sum += (double)row[k] * (double)row[k];
         norms[i] = (float)sqrt(sum);
     }

@@ -24,7 +24,9 @@ typedef struct item {
     nbl__call call;
     void *arguments, *tensors;
     nbl_weight weight;
+    int64_t row_begin, row_end;
     nbl_dtype dtype;
+    bool transpose;
     void *to;
     const void *from;
     size_t bytes;
@@ -157,7 +159,9 @@ static nbl_status do_item(echo *e, const item *it)
         return it->impl->run(&it->call, it->arguments);
     case COPY: memcpy(it->to, it->from, it->bytes); return NBL_OK;
     case FILL: memset(it->to, it->number, it->bytes); return NBL_OK;
-    case DEQUANTIZE: return nbl_dequantize(e->ctx, &it->weight, 0, it->weight.shape[0], it->dtype, 0, it->to);
+    case DEQUANTIZE:
+        return nbl__dequantize_host(e->ctx, &it->weight, it->row_begin, it->row_end, it->dtype, it->transpose,
+                                    it->to);
     case TIMER:
         clock_gettime(CLOCK_MONOTONIC, &now);
         e->times[it->number] = (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
@@ -339,9 +343,16 @@ static nbl_status offload_open(nbl_context *ctx)
     return NBL_OK;
 }
 
-static nbl_status dequantize(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, void *to)
+static nbl_status dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin, int64_t row_end,
+                             nbl_dtype dtype, bool transpose, void *to)
 {
-    push(of(ctx), (item){.kind = DEQUANTIZE, .weight = *weight, .dtype = dtype, .to = to});
+    push(of(ctx), (item){.kind = DEQUANTIZE,
+                         .weight = *weight,
+                         .row_begin = row_begin,
+                         .row_end = row_end,
+                         .dtype = dtype,
+                         .transpose = transpose,
+                         .to = to});
     return NBL_OK;
 }
 

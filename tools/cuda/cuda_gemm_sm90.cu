@@ -575,7 +575,7 @@ int main(int argc, char **argv)
     }
     NIBBLE(nbl_context_use_cuda(ctx, 0));
     printf("%s, compute capability %d.%d\n", device.name, device.major, device.minor);
-    tester t = {ctx, {ctx, "gemm_sm90", NULL, 0, nbl__device_of(ctx), {}}, 0, 0, 0};
+    tester t = {ctx, {ctx, "gemm_sm90", NULL, 0, nbl__device_of(ctx), {}, {}}, 0, 0, 0};
     int status = test ? run_tests(&t, quick) : run_bench(ctx, &t.call);
     nbl_context_destroy(ctx);
     return status;

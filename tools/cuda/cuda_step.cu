@@ -190,7 +190,7 @@ void time_head(nbl_context *ctx, const char *model, int64_t hidden, int64_t voca
     a.lse = tensor_of(NBL_DTYPE_F32, 2, TOKENS, ZERO, 0);
     a.dx_in_forward = tensor_of(NBL_DTYPE_F32, TOKENS, hidden, ZERO, 0);
     double one = 2.0 * TOKENS * static_cast<double>(hidden * vocabulary);
-    nbl__call call = {ctx, "cuda_step", NULL, 0, nbl__device_of(ctx), {}};
+    nbl__call call = {ctx, "cuda_step", NULL, 0, nbl__device_of(ctx), {}, {}};
     nbl__cublaslt_gemm g = {};
     g.dtype = NBL_DTYPE_BF16;
     g.c_dtype = NBL_DTYPE_F32;

@@ -27,7 +27,7 @@ static nbl_status bind_dequantize(run *r)
     r->impl = "dequantize";
     if (nbl__device_of(r->ctx)->separate_memory && w.format != NBL_FORMAT_DENSE)
         return device_dequantize(r->ctx, &w, dtype, transpose, &y);
-    return nbl_dequantize(r->ctx, &w, 0, rows, dtype, transpose, y.data);
+    return nbl__dequantize_host(r->ctx, &w, 0, rows, dtype, transpose, y.data);
 }
 
 /* ---- families ---- */

@@ -38,3 +38,16 @@ nbl_status nbl_context_use_cuda(nbl_context *ctx, int index)
     (void)index;
     return nbl_cuda_device_count(ctx, &count);
 }
+
+nbl_status nbl_context_use_cuda_stream(nbl_context *ctx, int index, void *stream, nbl_context *share)
+{
+    int count;
+    (void)index, (void)stream, (void)share;
+    return nbl_cuda_device_count(ctx, &count);
+}
+
+nbl_status nbl_context_set_stream(nbl_context *ctx, void *stream)
+{
+    (void)stream;
+    return nbl__fail(ctx, NBL_ERROR_ARGUMENT, "the context borrows no stream");
+}

@@ -14,22 +14,13 @@
 #include "ops/dequantize/dequantize_cuda.h"
 #include "ops/gemm/cuda/cublaslt.h"
 
-enum { WORKSPACE_BYTES = 64 << 20 };
-
-/* Fails with the runtime's message. Out of memory has its own status. */
-static nbl_status failed(nbl__cuda *cuda, const char *what, cudaError_t error)
+nbl_status nbl__cuda_failed(nbl__cuda *cuda, const char *what, int error)
 {
     cudaGetLastError(); /* reported here; clears it for the next call */
     nbl_status status = error == cudaErrorMemoryAllocation ? NBL_ERROR_MEMORY : NBL_ERROR_INTERNAL;
     return nbl__fail(cuda->ctx, status, "CUDA device %d: %s: %s", cuda->index, what,
-                     cudaGetErrorString(error));
+                     cudaGetErrorString((cudaError_t)error));
 }
-
-#define CUDA_TRY(cuda, what, call)                                                                           \
-    do {                                                                                                     \
-        cudaError_t error_ = (call);                                                                         \
-        if (error_ != cudaSuccess) return failed((cuda), (what), error_);                                    \
-    } while (0)
 
 /* The current device belongs to the calling thread. */
 static cudaError_t make_current(const nbl__cuda *cuda)
@@ -79,8 +70,8 @@ static size_t free_bytes_of(const nbl__cuda *cuda)
 static nbl_status fill(nbl_context *ctx, void *to, int byte, size_t bytes)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
-    CUDA_TRY(cuda, "fill", make_current(cuda));
-    CUDA_TRY(cuda, "fill", cudaMemsetAsync(to, byte, bytes, cuda->stream));
+    NBL_CUDA_TRY(cuda, "fill", make_current(cuda));
+    NBL_CUDA_TRY(cuda, "fill", cudaMemsetAsync(to, byte, bytes, cuda->stream));
     return NBL_OK;
 }
 
@@ -112,7 +103,7 @@ static void *alloc_host(nbl_context *ctx, size_t bytes)
     cudaError_t error = make_current(cuda);
     if (error == cudaSuccess) error = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);
     if (error == cudaSuccess) return memory;
-    failed(cuda, "host memory for copies", error);
+    nbl__cuda_failed(cuda, "host memory for copies", (int)error);
     return NULL;
 }
 
@@ -128,8 +119,8 @@ static void free_host(nbl_context *ctx, void *memory, size_t bytes)
 static nbl_status borrow_scratch(nbl_context *ctx, const char *op, size_t bytes, void **scratch)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
-    NBL_CHECK(ctx, bytes <= cuda->workspace_bytes, NBL_ERROR_MEMORY, "%s: %zu bytes of scratch are too many",
-              op, bytes);
+    NBL_CHECK(ctx, bytes <= NBL_CUDA_WORKSPACE, NBL_ERROR_MEMORY, "%s: %zu bytes of scratch are too many", op,
+              bytes);
     *scratch = cuda->workspace;
     return NBL_OK;
 }
@@ -141,8 +132,14 @@ static void return_scratch(nbl_context *ctx, void *scratch, size_t bytes)
 
 /* ---- waiting ---- */
 
-/* Fails with the fault that a kernel stored, and clears it. */
-static nbl_status report(nbl__cuda *cuda)
+/* The kind goes last: while it stands, kernels store nothing. */
+void nbl__cuda_clear_fault(nbl__cuda_fault *fault)
+{
+    fault->index = fault->value = NBL_CUDA_FAULT_UNWRITTEN;
+    __atomic_store_n(&fault->kind, NBL_CUDA_FAULT_NONE, __ATOMIC_RELEASE);
+}
+
+nbl_status nbl__cuda_report(nbl__cuda *cuda)
 {
     static const char *const texts[] = {
         [NBL_CUDA_FAULT_ID] = "ids: %" PRId64 " at index %" PRId64 " is not in the vocabulary",
@@ -152,7 +149,7 @@ static nbl_status report(nbl__cuda *cuda)
         [NBL_CUDA_FAULT_SEQUENCES] = "cu_seqlens: %" PRId64 " at index %" PRId64 " is out of order"};
     nbl__cuda_fault fault = *cuda->fault;
     assert(fault.kind > 0 && (size_t)fault.kind < sizeof texts / sizeof *texts);
-    memset(cuda->fault, 0, sizeof *cuda->fault);
+    nbl__cuda_clear_fault(cuda->fault);
     const char *text = texts[fault.kind];
     char said[160];
 #pragma GCC diagnostic push
@@ -166,10 +163,10 @@ static nbl_status report(nbl__cuda *cuda)
 static nbl_status wait(nbl_context *ctx, const char *what)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
-    CUDA_TRY(cuda, what, make_current(cuda));
+    NBL_CUDA_TRY(cuda, what, make_current(cuda));
     cudaError_t error = cudaStreamSynchronize(cuda->stream);
-    if (error == cudaSuccess) return cuda->fault->kind ? report(cuda) : NBL_OK;
-    nbl_status status = failed(cuda, what, error);
+    if (error == cudaSuccess) return cuda->fault->kind ? nbl__cuda_report(cuda) : NBL_OK;
+    nbl_status status = nbl__cuda_failed(cuda, what, (int)error);
     return cuda->device.debugs ? status
                                : nbl__hint(ctx, status, "NIBBLE_CUDA_DEBUG=1 names the operator that failed");
 }
@@ -179,8 +176,8 @@ static nbl_status event_record(nbl_context *ctx, int64_t *event)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
     *event = cuda->event_count + 1;
-    CUDA_TRY(cuda, "note", make_current(cuda));
-    CUDA_TRY(cuda, "note", cudaEventRecord(cuda->events[*event % NBL_DEVICE_EVENTS], cuda->stream));
+    NBL_CUDA_TRY(cuda, "note", make_current(cuda));
+    NBL_CUDA_TRY(cuda, "note", cudaEventRecord(cuda->events[*event % NBL_DEVICE_EVENTS], cuda->stream));
     cuda->event_count = *event;
     return NBL_OK;
 }
@@ -191,9 +188,10 @@ static nbl_status event_wait(nbl_context *ctx, int64_t event, const char *what)
     nbl__cuda *cuda = nbl__cuda_of(ctx);
     if (event == 0) return NBL_OK;
     assert(event > 0 && event <= cuda->event_count); /* recorded */
-    CUDA_TRY(cuda, what, make_current(cuda));
-    CUDA_TRY(cuda, what, cudaEventSynchronize(cuda->events[event % NBL_DEVICE_EVENTS])); /* or a later one */
-    return cuda->fault->kind ? report(cuda) : NBL_OK;
+    NBL_CUDA_TRY(cuda, what, make_current(cuda));
+    NBL_CUDA_TRY(cuda, what,
+                 cudaEventSynchronize(cuda->events[event % NBL_DEVICE_EVENTS])); /* or a later one */
+    return cuda->fault->kind ? nbl__cuda_report(cuda) : NBL_OK;
 }
 
 /* ---- copies ---- */
@@ -204,8 +202,8 @@ static nbl_status copy(nbl_context *ctx, void *to, const void *from, size_t byte
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
     if (bytes == 0) return NBL_OK;
-    CUDA_TRY(cuda, "copy", make_current(cuda));
-    CUDA_TRY(cuda, "copy", cudaMemcpyAsync(to, from, bytes, kind, cuda->stream));
+    NBL_CUDA_TRY(cuda, "copy", make_current(cuda));
+    NBL_CUDA_TRY(cuda, "copy", cudaMemcpyAsync(to, from, bytes, kind, cuda->stream));
     return waits ? wait(ctx, "copy") : NBL_OK;
 }
 
@@ -253,8 +251,8 @@ static nbl_status map_host(nbl_context *ctx, void *memory, size_t bytes, bool re
 static nbl_status capture_begin(nbl_context *ctx)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
-    CUDA_TRY(cuda, "capture", make_current(cuda));
-    CUDA_TRY(cuda, "capture", cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal));
+    NBL_CUDA_TRY(cuda, "capture", make_current(cuda));
+    NBL_CUDA_TRY(cuda, "capture", cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal));
     return NBL_OK;
 }
 
@@ -272,7 +270,7 @@ static nbl_status capture_end(nbl_context *ctx, bool good, void **graph)
         cudaGetLastError();
         return NBL_OK; /* the failure was reported when it happened */
     }
-    CUDA_TRY(cuda, "capture", error);
+    NBL_CUDA_TRY(cuda, "capture", error);
     *graph = ready;
     return NBL_OK;
 }
@@ -280,8 +278,8 @@ static nbl_status capture_end(nbl_context *ctx, bool good, void **graph)
 static nbl_status replay(nbl_context *ctx, void *graph)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
-    CUDA_TRY(cuda, "replay", make_current(cuda));
-    CUDA_TRY(cuda, "replay", cudaGraphLaunch(graph, cuda->stream));
+    NBL_CUDA_TRY(cuda, "replay", make_current(cuda));
+    NBL_CUDA_TRY(cuda, "replay", cudaGraphLaunch(graph, cuda->stream));
     return NBL_OK;
 }
 
@@ -298,13 +296,13 @@ static void graph_free(nbl_context *ctx, void *graph)
 static nbl_status timers_open(nbl_context *ctx, int count)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
-    CUDA_TRY(cuda, "marks", make_current(cuda));
+    NBL_CUDA_TRY(cuda, "marks", make_current(cuda));
     assert(cuda->timers == NULL);
     NBL_TRY(NBL_ALLOC(ctx, cuda->timers, count));
     cuda->timer_count = count;
     for (int i = 0; i < count; i++) {
         cudaEvent_t event;
-        CUDA_TRY(cuda, "marks", cudaEventCreate(&event));
+        NBL_CUDA_TRY(cuda, "marks", cudaEventCreate(&event));
         cuda->timers[i] = event;
     }
     return NBL_OK;
@@ -324,7 +322,7 @@ static nbl_status timer_record(nbl_context *ctx, int timer)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
     assert(timer >= 0 && timer < cuda->timer_count);
-    CUDA_TRY(cuda, "mark", cudaEventRecord(cuda->timers[timer], cuda->stream));
+    NBL_CUDA_TRY(cuda, "mark", cudaEventRecord(cuda->timers[timer], cuda->stream));
     return NBL_OK;
 }
 
@@ -333,16 +331,39 @@ static nbl_status timer_elapsed(nbl_context *ctx, int from, int to, double *mill
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
     float elapsed = 0;
-    CUDA_TRY(cuda, "mark", cudaEventElapsedTime(&elapsed, cuda->timers[from], cuda->timers[to]));
+    NBL_CUDA_TRY(cuda, "mark", cudaEventElapsedTime(&elapsed, cuda->timers[from], cuda->timers[to]));
     *milliseconds = (double)elapsed;
     return NBL_OK;
 }
 
 /* ---- opening ---- */
 
-static nbl_status dequantize(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, void *to)
+/* Dense rows are copied; to convert them is not what a framework needs this for. */
+static nbl_status copy_dense(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin, int64_t row_end,
+                             nbl_dtype dtype, bool transpose, void *to)
 {
-    return nbl__cuda_dequantize(ctx, weight, 0, weight->shape[0], dtype, 0, to, nbl__cuda_of(ctx)->stream);
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    size_t row = (size_t)weight->shape[weight->rank - 1] * nbl__size_of(dtype);
+    NBL_CHECK(
+        ctx, weight->dtype == dtype && !transpose, NBL_ERROR_UNSUPPORTED,
+        "dequantize: a dense weight in %s of shape %s to %s%s; on a CUDA device only packed weights change "
+        "dtype or layout",
+        nbl_dtype_name(weight->dtype), nbl__show_shape(weight->rank, weight->shape).text,
+        nbl_dtype_name(dtype), transpose ? ", transposed" : "");
+    NBL_CUDA_TRY(cuda, "copy",
+                 cudaMemcpyAsync(to, (const uint8_t *)weight->data + (size_t)row_begin * row,
+                                 (size_t)(row_end - row_begin) * row, cudaMemcpyDeviceToDevice,
+                                 cuda->stream));
+    return NBL_OK;
+}
+
+static nbl_status dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin, int64_t row_end,
+                             nbl_dtype dtype, bool transpose, void *to)
+{
+    if (weight->format == NBL_FORMAT_DENSE)
+        return copy_dense(ctx, weight, row_begin, row_end, dtype, transpose, to);
+    return nbl__cuda_dequantize(ctx, weight, row_begin, row_end, dtype, transpose, to,
+                                nbl__cuda_of(ctx)->stream);
 }
 
 /* The name of the device, in the arena. */
@@ -407,38 +428,43 @@ static size_t measure_overhead(const nbl__cuda *cuda)
     return (taken < MAX_CONTEXT ? taken : MAX_CONTEXT) + LATER;
 }
 
+nbl_status nbl__cuda_describe(nbl__cuda *cuda)
+{
+    struct cudaDeviceProp properties;
+    NBL_CUDA_TRY(cuda, "properties", cudaGetDeviceProperties(&properties, cuda->index));
+    cuda->major = properties.major;
+    cuda->minor = properties.minor;
+    cuda->multiprocessors = properties.multiProcessorCount;
+    cuda->memory = properties.totalGlobalMem;
+    return NBL_OK;
+}
+
 /* Opens stream, events, host memory, workspace and library, in this order. After a failure
  * close_device frees what exists. */
 static nbl_status open_device(nbl__cuda *cuda)
 {
-    struct cudaDeviceProp properties;
     nbl_cuda_device device = {NBL_RESULT(nbl_cuda_device)};
     cudaStream_t stream;
     void *fault;
     NBL_TRY(nbl_cuda_device_get(cuda->ctx, cuda->index, &device));
     NBL_TRY(nbl__cuda_supports(cuda->ctx, cuda->index, &device));
-    CUDA_TRY(cuda, "open", cudaSetDevice(cuda->index));
-    CUDA_TRY(cuda, "properties", cudaGetDeviceProperties(&properties, cuda->index));
-    cuda->major = properties.major;
-    cuda->minor = properties.minor;
-    cuda->multiprocessors = properties.multiProcessorCount;
-    cuda->memory = properties.totalGlobalMem;
-    CUDA_TRY(cuda, "stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    NBL_CUDA_TRY(cuda, "open", cudaSetDevice(cuda->index));
+    NBL_TRY(nbl__cuda_describe(cuda));
+    NBL_CUDA_TRY(cuda, "stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     cuda->stream = stream;
     for (int i = 0; i < NBL_DEVICE_EVENTS; i++) {
         cudaEvent_t event;
-        CUDA_TRY(cuda, "event", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+        NBL_CUDA_TRY(cuda, "event", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
         cuda->events[i] = event;
     }
-    CUDA_TRY(cuda, "host memory", cudaHostAlloc(&fault, sizeof *cuda->fault, cudaHostAllocMapped));
+    NBL_CUDA_TRY(cuda, "host memory", cudaHostAlloc(&fault, sizeof *cuda->fault, cudaHostAllocMapped));
     cuda->fault = fault;
-    memset(fault, 0, sizeof *cuda->fault);
-    CUDA_TRY(cuda, "host memory",
-             cudaHostAlloc(&cuda->device.mailbox, NBL_DEVICE_MAILBOX, cudaHostAllocMapped));
-    cuda->workspace_bytes = WORKSPACE_BYTES;
-    cuda->workspace = take(cuda, cuda->workspace_bytes);
+    nbl__cuda_clear_fault(cuda->fault);
+    NBL_CUDA_TRY(cuda, "host memory",
+                 cudaHostAlloc(&cuda->device.mailbox, NBL_DEVICE_MAILBOX, cudaHostAllocMapped));
+    cuda->workspace = take(cuda, NBL_CUDA_WORKSPACE);
     if (cuda->workspace == NULL) return NBL_ERROR_MEMORY;
-    NBL_TRY(nbl__blas_open(cuda, &cuda->blas));
+    NBL_TRY(nbl__blas_open(cuda->ctx, false, &cuda->blas));
     cuda->device.overhead_bytes = measure_overhead(cuda);
     return NBL_OK;
 }
@@ -450,8 +476,8 @@ static void close_device(nbl__device *device)
     nbl__cuda *cuda = (nbl__cuda *)(void *)device;
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
     nbl__cuda_offload_close(cuda);
-    if (cuda->blas) nbl__blas_close(cuda, cuda->blas);
-    release(cuda, cuda->workspace, cuda->workspace_bytes);
+    if (cuda->blas) nbl__blas_close(cuda->blas);
+    release(cuda, cuda->workspace, NBL_CUDA_WORKSPACE);
     if (cuda->fault) cudaFreeHost(cuda->fault);
     if (cuda->device.mailbox) cudaFreeHost(cuda->device.mailbox);
     if (cuda->staging) cudaFreeHost(cuda->staging);

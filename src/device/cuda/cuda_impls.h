@@ -4,28 +4,30 @@
  * A line is a family, a direction and its rows, best first. The first row that accepts the
  * arguments runs. There is no reference on a device: an operator without a line, or arguments that
  * every row declines, is an error that names the operator. Rows NAME_rows copy tensors with a row
- * stride that the other rows decline (ops/common/dense_rows_cuda.c). */
+ * stride that the other rows decline (ops/common/dense_rows_cuda.c).
+ *
+ * WORK is a ROW that uses nbl__call_workspace: products by cuBLASLt, the counter of attention. */
 #ifndef NBL_CUDA_IMPLS_H
 #define NBL_CUDA_IMPLS_H
 
 #include "ops/ops.h"
 
 /* clang-format off */
-#define NBL_CUDA_OPERATORS(OP, ROW)                                                                          \
-    OP(linear, forward, ROW(linear_cuda_gemv_sm90) ROW(linear_cuda_gemv) ROW(linear_cuda_folded_sm90)        \
-                        ROW(linear_cuda_cublaslt) ROW(linear_cuda_general) ROW(linear_rows))                 \
-    OP(linear, backward, ROW(linear_backward_cuda_folded_sm90) ROW(linear_backward_cuda_cublaslt)            \
-                         ROW(linear_backward_cuda_general) ROW(linear_backward_rows))                        \
-    OP(linear_group, forward, ROW(linear_group_cuda_gemv_sm90) ROW(linear_group_cuda_gemv)                   \
-                              ROW(linear_group_cuda_folded_sm90) ROW(linear_group_cuda_cublaslt)             \
-                              ROW(linear_group_cuda_general) ROW(linear_group_rows))                         \
-    OP(linear_group, backward, ROW(linear_group_backward_cuda_folded_sm90)                                   \
-                               ROW(linear_group_backward_cuda_cublaslt)                                      \
-                               ROW(linear_group_backward_cuda_general) ROW(linear_group_backward_rows))      \
-    OP(mlp, forward, ROW(mlp_cuda_gemv_sm90) ROW(mlp_cuda_gemv) ROW(mlp_cuda_general))                       \
-    OP(mlp, backward, ROW(mlp_backward_cuda_gemv) ROW(mlp_backward_cuda_general))                            \
-    OP(norm_linear_group, forward, ROW(norm_linear_group_cuda_gemv_sm90) ROW(norm_linear_group_cuda_apart))  \
-    OP(norm_mlp, forward, ROW(norm_mlp_cuda_gemv_sm90) ROW(norm_mlp_cuda_apart))                             \
+#define NBL_CUDA_OPERATORS(OP, ROW, WORK)                                                                    \
+    OP(linear, forward, ROW(linear_cuda_gemv_sm90) ROW(linear_cuda_gemv) WORK(linear_cuda_folded_sm90)       \
+                        WORK(linear_cuda_cublaslt) WORK(linear_cuda_general) WORK(linear_rows))              \
+    OP(linear, backward, WORK(linear_backward_cuda_folded_sm90) WORK(linear_backward_cuda_cublaslt)          \
+                         WORK(linear_backward_cuda_general) WORK(linear_backward_rows))                      \
+    OP(linear_group, forward, ROW(linear_group_cuda_gemv_sm90) WORK(linear_group_cuda_gemv)                  \
+                              WORK(linear_group_cuda_folded_sm90) WORK(linear_group_cuda_cublaslt)           \
+                              WORK(linear_group_cuda_general) WORK(linear_group_rows))                       \
+    OP(linear_group, backward, WORK(linear_group_backward_cuda_folded_sm90)                                  \
+                               WORK(linear_group_backward_cuda_cublaslt)                                     \
+                               WORK(linear_group_backward_cuda_general) WORK(linear_group_backward_rows))    \
+    OP(mlp, forward, WORK(mlp_cuda_gemv_sm90) WORK(mlp_cuda_gemv) WORK(mlp_cuda_general))                    \
+    OP(mlp, backward, WORK(mlp_backward_cuda_gemv) WORK(mlp_backward_cuda_general))                          \
+    OP(norm_linear_group, forward, ROW(norm_linear_group_cuda_gemv_sm90) WORK(norm_linear_group_cuda_apart)) \
+    OP(norm_mlp, forward, WORK(norm_mlp_cuda_gemv_sm90) WORK(norm_mlp_cuda_apart))                           \
     OP(dora_norm, forward, ROW(dora_norm_cuda))                                                              \
     OP(add, forward, ROW(add_cuda))                                                                          \
     OP(add, backward, ROW(add_backward_cuda))                                                                \
@@ -34,9 +36,9 @@
     OP(scale, forward, ROW(scale_cuda))                                                                      \
     OP(scale, backward, ROW(scale_backward_cuda))                                                            \
     OP(check_finite, forward, ROW(check_finite_cuda))                                                        \
-    OP(attention, forward, ROW(attention_sm90) ROW(attention_mma) ROW(attention_f32) ROW(attention_cuda) ROW(attention_rows))\
-    OP(attention, backward, ROW(attention_backward_sm90) ROW(attention_backward_mma)                         \
-                            ROW(attention_backward_f32) ROW(attention_backward_cuda) ROW(attention_backward_rows))\
+    OP(attention, forward, WORK(attention_sm90) ROW(attention_mma) ROW(attention_f32) ROW(attention_cuda) WORK(attention_rows))\
+    OP(attention, backward, WORK(attention_backward_sm90) ROW(attention_backward_mma)                        \
+                            ROW(attention_backward_f32) ROW(attention_backward_cuda) WORK(attention_backward_rows))\
     OP(attention_decode, forward, ROW(attention_decode_cuda))                                                \
     OP(attention_step, forward, ROW(attention_step_fast) ROW(attention_step_cuda))                           \
     OP(kv_write, forward, ROW(kv_write_cuda))                                                                \
@@ -54,8 +56,8 @@
     OP(gated, backward, ROW(gated_backward_cuda))                                                            \
     OP(embedding, forward, ROW(embedding_cuda))                                                              \
     OP(embedding, backward, ROW(embedding_backward_cuda))                                                    \
-    OP(cross_entropy, forward, ROW(cross_entropy_cuda))                                                      \
-    OP(cross_entropy, backward, ROW(cross_entropy_backward_cuda))                                            \
+    OP(cross_entropy, forward, WORK(cross_entropy_cuda))                                                     \
+    OP(cross_entropy, backward, WORK(cross_entropy_backward_cuda))                                           \
     OP(adamw, forward, ROW(adamw_cuda))                                                                      \
     OP(grad_norm, forward, ROW(grad_norm_cuda))                                                              \
     OP(offload_copy, forward, ROW(offload_copy_cuda))                                                        \
@@ -64,11 +66,13 @@
 
 #define NBL_CUDA_DECLARE_ROWS(family, direction, rows) rows
 #define NBL_CUDA_DECLARE_ROW(name) extern const nbl__impl nbl__##name;
-NBL_CUDA_OPERATORS(NBL_CUDA_DECLARE_ROWS, NBL_CUDA_DECLARE_ROW)
+NBL_CUDA_OPERATORS(NBL_CUDA_DECLARE_ROWS, NBL_CUDA_DECLARE_ROW, NBL_CUDA_DECLARE_ROW)
 #undef NBL_CUDA_DECLARE_ROWS
 #undef NBL_CUDA_DECLARE_ROW
 
 /* The implementations of an operator, best first, NULL at the end. */
 const nbl__impl *const *nbl__cuda_impls(const nbl__op *op);
+/* Is it a row that uses nbl__call_workspace? */
+bool nbl__cuda_uses_workspace(const nbl__impl *impl);
 
 #endif

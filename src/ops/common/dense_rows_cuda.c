@@ -101,7 +101,7 @@ static size_t scratch_of(const nbl_context *ctx, const task *t, void *dense)
 {
     size_t copies = cut_copies(t, dense, NULL);
     const nbl__impl *inner = inner_of(ctx, t, dense);
-    return copies + (inner ? nbl__op_scratch(ctx, inner, dense) : 0);
+    return copies + (inner && inner->scratch ? inner->scratch(ctx, dense) : 0);
 }
 
 /* copies: bytes of the dense copies; the inner row gets the scratch behind them. Its `kept` is

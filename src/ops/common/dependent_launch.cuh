@@ -11,7 +11,8 @@
  * every block of its predecessor has called allow_dependent_launch() or has ended. Rules:
  *
  * - Before wait_for_previous_kernel() a kernel reads only what no kernel of the stream writes: weights, tables. It
- *   writes its own shared memory only.
+ *   writes its own shared memory only. Others may write weights in a borrowed stream: a kernel that reads any before the
+ *   wait is launched with nbl__cuda_overlaps (device/cuda/cuda.h).
  * - After that call everything earlier in the stream is complete and visible. Loads of it must not use the read-only
  *   path (no __ldg, no const __restrict__): that cache may hold old values.
  * - Every thread of every block calls wait_for_previous_kernel(), also in blocks without work. A kernel that ends
@@ -60,10 +61,11 @@ __device__ inline uint4 read_written(const void *from)
 }
 
 /* Errors are left to cudaGetLastError, as with <<<>>>. `cluster`: number of blocks of grid.x in a cluster. Before
- * compute capability 9.0 this is an ordinary launch. */
+ * compute capability 9.0, and unless it `overlaps`, this is an ordinary launch. */
 template <typename... PARAMETERS, typename... ARGUMENTS>
-static inline void launch_dependent(void (*kernel)(dependent, PARAMETERS...), dim3 grid, unsigned threads,
-                                size_t shared, unsigned cluster, cudaStream_t stream, ARGUMENTS... arguments)
+static inline void launch_overlapping(bool overlaps, void (*kernel)(dependent, PARAMETERS...), dim3 grid,
+                                      unsigned threads, size_t shared, unsigned cluster, cudaStream_t stream,
+                                      ARGUMENTS... arguments)
 {
     int device = 0, major = 0;
     cudaGetDevice(&device);
@@ -75,7 +77,7 @@ static inline void launch_dependent(void (*kernel)(dependent, PARAMETERS...), di
     config.dynamicSmemBytes = shared;
     config.stream = stream;
     config.attrs = attributes;
-    if (major >= 9) {
+    if (major >= 9 && overlaps) {
         attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[0].val.programmaticStreamSerializationAllowed = 1;
         config.numAttrs = 1;
@@ -88,6 +90,13 @@ static inline void launch_dependent(void (*kernel)(dependent, PARAMETERS...), di
     }
     dependent first = {0};
     cudaLaunchKernelEx(&config, kernel, first, static_cast<PARAMETERS>(arguments)...);
+}
+template <typename... PARAMETERS, typename... ARGUMENTS>
+static inline void launch_dependent(void (*kernel)(dependent, PARAMETERS...), dim3 grid, unsigned threads,
+                                    size_t shared, unsigned cluster, cudaStream_t stream,
+                                    ARGUMENTS... arguments)
+{
+    launch_overlapping(true, kernel, grid, threads, shared, cluster, stream, arguments...);
 }
 
 /* ---- clusters: blocks that can access each other's shared memory ---- */

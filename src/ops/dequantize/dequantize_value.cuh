@@ -2,7 +2,8 @@
  * parameter, one scale, one value, one rounding. Internal to the CUDA kernels.
  *
  *     value = table[code] · scale                      4-bit; int8: code · scale / 127
- *     scale = nested_table[code] · nested_scale + nested_offset         nested scales
+ *     scale = nested_table[code] · nested_scale + nested_offset         nested scales; the offset is a number or
+ *                                                                       lies in device memory
  *
  * The rules are those of docs/NUMERICS.md, and the bits are those of the CPU, also of NaN. A GPU's
  * product gives 0x7fffffff for every NaN. An x86 keeps the operand's bits, and gives 0xffc00000 for
@@ -34,7 +35,7 @@ enum scale_kind { SCALES_FLAT, SCALES_NESTED, SCALES_E8M0, SCALES_ROWS };
 /* A packed weight. Pointers are to device memory. Passed by value in the parameters of a kernel. */
 struct packed {
     const uint8_t *codes;
-    const float *scales;
+    const float *scales; /* SCALES_NESTED: where the nested offset lies, or NULL: nested_offset */
     const uint8_t *scale_codes;
     const float *nested_scales, *nested_table;
     int64_t nested_block, columns;
@@ -64,6 +65,7 @@ static inline packed packed_of(const nbl_weight *w)
         p.nested_table = w->nested_table;
         p.nested_block = w->nested_block;
         p.nested_offset = w->nested_offset;
+        p.scales = w->nested_offset_at;
         bool power = (w->nested_block & (w->nested_block - 1)) == 0;
         p.nested_shift = power ? __builtin_ctzll(static_cast<unsigned long long>(w->nested_block)) : -1;
     }
@@ -144,6 +146,12 @@ static inline bool shifts_only(const packed &p)
     return p.kind != SCALES_NESTED || p.nested_shift >= 0;
 }
 
+/* The nested offset, for SCALES_NESTED. The branch is uniform. */
+__device__ inline float offset_of(const packed &p)
+{
+    return p.scales ? __ldg(p.scales) : p.nested_offset;
+}
+
 /* The loaded parts of the scale of a block of a 4-bit weight. Kernels load them early and compute
  * the scale when they need it. */
 struct raw_scale {
@@ -168,7 +176,7 @@ __device__ inline float scale_from(const packed &p, raw_scale raw)
     if (p.kind == SCALES_FLAT) return __uint_as_float(raw.bits);
     if (p.kind == SCALES_E8M0)
         return __uint_as_float(raw.bits >= 2 ? (raw.bits - 1) << 23 : 0x00200000u << raw.bits);
-    return add_x86(mul_x86(__ldg(p.nested_table + raw.bits), raw.group), p.nested_offset);
+    return add_x86(mul_x86(__ldg(p.nested_table + raw.bits), raw.group), offset_of(p));
 }
 
 template <bool SHIFTS> __device__ inline float scale_of(const packed &p, int64_t block)

@@ -315,9 +315,9 @@ static inline bool attention_maps_of(const nbl__call *call, const nbl__attention
  * (cuBLASLt), which no library call uses while this stream runs the kernel. */
 static inline attention_items items_of(const nbl__call *call, const attention_problem &p, int rows, int heads)
 {
-    cudaMemsetAsync(nbl__call_cuda(call)->workspace, 0, sizeof(unsigned), stream_of(call));
-    return {static_cast<unsigned *>(nbl__call_cuda(call)->workspace),
-            (p.tokens / rows + p.sequences) * heads};
+    void *counter = nbl__call_workspace(call);
+    cudaMemsetAsync(counter, 0, sizeof(unsigned), stream_of(call));
+    return {static_cast<unsigned *>(counter), (p.tokens / rows + p.sequences) * heads};
 }
 
 } // namespace nbl_cuda

@@ -8,12 +8,17 @@
  * or one of its first few by a rule. It is never the fastest of trial runs: the bits of a result would then depend on
  * timing. Split-k sums are allowed only through the workspace, in a fixed order.
  *
+ * Contexts that share a handle share the table, too: a lock guards it. A plan in it never changes, so products run
+ * outside of the lock.
+ *
  * Descriptors and the heuristic are host work, so both may happen during a capture. */
 #include "ops/gemm/cuda/cublaslt.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
 
 #include "ops/gemm/cuda/gemm_int8_cuda.h"
 
@@ -43,9 +48,11 @@ enum {
 }; /* size of the table, and its fill limit: beyond it, products are planned at each call */
 
 struct nbl__blas {
+    nbl_context *ctx; /* whose memory it lies in; NULL: the C library's */
     void *library;
     cublasLtHandle_t handle;
-    plan *plans; /* [PLANS], open addressing */
+    pthread_mutex_t lock; /* of `plans` and `used` */
+    plan *plans;          /* [PLANS], open addressing */
     int used;
     /* functions of the library, with the types of cublasLt.h */
     cublasStatus_t (*create)(cublasLtHandle_t *);
@@ -98,12 +105,26 @@ static bool find_functions(struct nbl__blas *blas)
     return true;
 }
 
-/* Frees the table and unloads the library. The handle must be destroyed before. */
-static void close_library(nbl__cuda *cuda, struct nbl__blas *blas)
+/* Zeroed memory of the context, or with NULL of the C library. */
+static void *take(nbl_context *ctx, size_t bytes)
 {
-    nbl__free(cuda->ctx, blas->plans, PLANS * sizeof *blas->plans);
+    return ctx ? nbl__alloc(ctx, bytes) : calloc(1, bytes);
+}
+
+static void give_back(nbl_context *ctx, void *memory, size_t bytes)
+{
+    if (ctx) nbl__free(ctx, memory, bytes);
+    else free(memory);
+}
+
+/* Frees the table and unloads the library. The handle must be destroyed before. */
+static void close_library(struct nbl__blas *blas)
+{
+    nbl_context *ctx = blas->ctx;
+    pthread_mutex_destroy(&blas->lock);
+    give_back(ctx, blas->plans, PLANS * sizeof *blas->plans);
     if (blas->library) dlclose(blas->library);
-    nbl__free(cuda->ctx, blas, sizeof *blas);
+    give_back(ctx, blas, sizeof *blas);
 }
 
 /* The newest supported version that the loader finds; NULL: none. */
@@ -123,30 +144,34 @@ bool nbl__blas_found(void)
     return library != NULL;
 }
 
-nbl_status nbl__blas_open(nbl__cuda *cuda, struct nbl__blas **result)
+nbl_status nbl__blas_open(nbl_context *ctx, bool shared, struct nbl__blas **result)
 {
+    nbl_context *owner = shared ? NULL : ctx;
     *result = NULL;
-    struct nbl__blas *blas = nbl__alloc(cuda->ctx, sizeof *blas);
-    if (blas == NULL) return NBL_ERROR_MEMORY;
-    blas->plans = nbl__alloc(cuda->ctx, PLANS * sizeof *blas->plans);
-    if (blas->plans == NULL) {
-        close_library(cuda, blas);
-        return NBL_ERROR_MEMORY;
+    struct nbl__blas *blas = take(owner, sizeof *blas);
+    plan *plans = take(owner, PLANS * sizeof *plans);
+    if (blas == NULL || plans == NULL) {
+        give_back(owner, plans, PLANS * sizeof *plans);
+        give_back(owner, blas, sizeof *blas);
+        return nbl__fail(ctx, NBL_ERROR_MEMORY, "no memory for the plans of cuBLASLt");
     }
+    blas->ctx = owner;
+    blas->plans = plans;
+    pthread_mutex_init(&blas->lock, NULL);
     blas->library = load_library();
     if (blas->library == NULL || !find_functions(blas) ||
         blas->create(&blas->handle) != CUBLAS_STATUS_SUCCESS) {
-        close_library(cuda, blas);
+        close_library(blas);
         return NBL_OK;
     }
     *result = blas;
     return NBL_OK;
 }
 
-void nbl__blas_close(nbl__cuda *cuda, struct nbl__blas *blas)
+void nbl__blas_close(struct nbl__blas *blas)
 {
     blas->destroy(blas->handle);
-    close_library(cuda, blas);
+    close_library(blas);
 }
 
 static nbl_status missing(const nbl__call *call)
@@ -224,12 +249,12 @@ static int preferred(const struct nbl__blas *blas, const key *k, const cublasLtM
 
 /* Asks the heuristic for algorithms within the workspace, with deterministic reductions, and stores
  * one in *p. Swaps a and b like make_plan. */
-static cublasStatus_t choose(const struct nbl__blas *blas, size_t workspace, plan *p)
+static cublasStatus_t choose(const struct nbl__blas *blas, plan *p)
 {
     cublasLtMatmulPreferenceOpaque_t preference;
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     uint32_t a = p->key.b_align, b = p->key.a_align, c = p->key.c_align;
-    uint64_t bytes = workspace;
+    uint64_t bytes = NBL_CUDA_WORKSPACE;
     BLAS_TRY(blas->preference_init(&preference, sizeof preference));
     const struct {
         cublasLtMatmulPreferenceAttributes_t what;
@@ -255,7 +280,7 @@ static cublasStatus_t choose(const struct nbl__blas *blas, size_t workspace, pla
 
 /* Fills the descriptors of a product and chooses its algorithm. The library computes cᵀ = bᵀ·aᵀ:
  * its a is our b. i8: sums in 32-bit integers. */
-static cublasStatus_t make_plan(const struct nbl__blas *blas, size_t workspace, const key *k, plan *p)
+static cublasStatus_t make_plan(const struct nbl__blas *blas, const key *k, plan *p)
 {
     bool whole = k->dtype == NBL_DTYPE_I8;
     cublasOperation_t a_transposed = k->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N; /* theirs */
@@ -271,7 +296,7 @@ static cublasStatus_t make_plan(const struct nbl__blas *blas, size_t workspace, 
     BLAS_TRY(make_layout(blas, &p->b, k->dtype, k->a_transposed ? k->k : k->m, k->a_transposed ? k->m : k->k,
                          k->lda, k->batch, k->a_stride));
     BLAS_TRY(make_layout(blas, &p->c, k->c_dtype, k->m, k->n, k->ldc, k->batch, k->c_stride));
-    return choose(blas, workspace, p);
+    return choose(blas, p);
 }
 
 /* FNV-1a over the bytes of a key, padding included: keys start as zeros. */
@@ -284,9 +309,8 @@ static uint64_t hash_of(const key *k)
 }
 
 /* Finds the plan of a kind of product in the table. If there is none, plans it: in the table, or in
- * *once if the table is full. */
-static cublasStatus_t find_plan(struct nbl__blas *blas, size_t workspace, const key *k, plan *once,
-                                plan **result)
+ * *once if the table is full. The caller holds the lock. */
+static cublasStatus_t find_plan(struct nbl__blas *blas, const key *k, plan *once, plan **result)
 {
     uint64_t slot = hash_of(k) % PLANS;
     assert(blas->used <= PLANS_USED); /* less than PLANS: the search ends at a free slot */
@@ -296,7 +320,7 @@ static cublasStatus_t find_plan(struct nbl__blas *blas, size_t workspace, const 
         slot = (slot + 1) % PLANS;
     }
     *result = blas->used < PLANS_USED ? &blas->plans[slot] : once;
-    BLAS_TRY(make_plan(blas, workspace, k, *result));
+    BLAS_TRY(make_plan(blas, k, *result));
     if (*result == once) return CUBLAS_STATUS_SUCCESS;
     (*result)->taken = true;
     blas->used++;
@@ -309,11 +333,15 @@ static nbl_status multiply(const nbl__call *call, const key *k, const void *a, c
 {
     nbl__cuda *cuda = nbl__call_cuda(call);
     struct nbl__blas *blas = cuda->blas;
+    void *workspace = nbl__call_workspace(call);
     plan once, *p;
-    cublasStatus_t status = find_plan(blas, cuda->workspace_bytes, k, &once, &p);
+    NBL_CHECK(call->ctx, workspace, NBL_ERROR_INTERNAL, "%s: a product without a workspace", call->op);
+    pthread_mutex_lock(&blas->lock);
+    cublasStatus_t status = find_plan(blas, k, &once, &p);
+    pthread_mutex_unlock(&blas->lock);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = blas->matmul(blas->handle, &p->product, alpha, b, &p->a, a, &p->b, beta, c, &p->c, c, &p->c,
-                              &p->algorithm, cuda->workspace, cuda->workspace_bytes, cuda->stream);
+                              &p->algorithm, workspace, NBL_CUDA_WORKSPACE, cuda->stream);
     if (status == CUBLAS_STATUS_SUCCESS) return NBL_OK;
     return nbl__fail(
         call->ctx, NBL_ERROR_UNSUPPORTED,

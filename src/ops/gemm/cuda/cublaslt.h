@@ -31,8 +31,10 @@ nbl_status nbl__cuda_gemm_int8(const nbl__call *call, int64_t m, int64_t n, int6
 
 /* True if the library can be loaded. */
 bool nbl__blas_found(void);
-/* Loads the library and creates a handle. If there is no library, *blas is NULL and the status is NBL_OK. */
-nbl_status nbl__blas_open(nbl__cuda *cuda, struct nbl__blas **blas);
-void nbl__blas_close(nbl__cuda *cuda, struct nbl__blas *blas);
+/* Loads the library and creates a handle for the current device. If there is no library, *blas is NULL and the status
+ * is NBL_OK. Products of several threads may use one handle and one table of plans. `shared`: it may outlive the
+ * context, so its memory is that of the C library, not of the context's allocator. */
+nbl_status nbl__blas_open(nbl_context *ctx, bool shared, struct nbl__blas **blas);
+void nbl__blas_close(struct nbl__blas *blas);
 
 #endif

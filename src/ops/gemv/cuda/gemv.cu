@@ -73,6 +73,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const T *my_x = x + static_cast<int64_t>(g < m ? g : 0) * columns + 16 * t;
     uint8_t *my_codes = shared + in::CODES + (warp * DEPTH * TILE + g) * in::ROW;
     uint8_t *my_scales = shared + in::SCALES + warp * DEPTH * 4 * in::ROW;
+    float offset = KIND == SCALES_NESTED ? offset_of(p) : 0;
     int slot = 0;
     for (int tile = blockIdx.x, parity = 0; tile < tiles; tile += gridDim.x, parity ^= 1) {
         float sums[4] = {};
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(THREADS, 2)
             float4 scales[2]; /* rows g and g + 8, by granule */
             if constexpr (!in::INT8) {
                 uint8_t *lines = my_scales + slot * 4 * in::ROW;
-                maker.make(p, shared, lines, granule + s * in::GRANULES, lane);
+                maker.make(p, offset, shared, lines, granule + s * in::GRANULES, lane);
                 scales[0] = *reinterpret_cast<float4 *>(lines + in::MADE + g * 16);
                 scales[1] = *reinterpret_cast<float4 *>(lines + in::MADE + in::ROW + g * 16);
             }

@@ -100,7 +100,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS, 3) gemv_dense(d
     }
 }
 
-template <typename T> void launch(const dense_job &j, cudaStream_t stream)
+template <typename T> void launch(const dense_job &j, bool overlaps, cudaStream_t stream)
 {
     int device = 0, processors = 1, each = 1;
     size_t shared = static_cast<size_t>(j.packs) * 16;
@@ -108,8 +108,8 @@ template <typename T> void launch(const dense_job &j, cudaStream_t stream)
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, gemv_dense<T>, THREADS, shared);
     int64_t needed = ceil_div(j.rows, THREADS / 32 * PAIR), max = static_cast<int64_t>(processors) * each;
-    launch_dependent(gemv_dense<T>, dim3(static_cast<unsigned>(needed < max ? needed : max)), THREADS, shared,
-                 1, stream, j);
+    launch_overlapping(overlaps, gemv_dense<T>, dim3(static_cast<unsigned>(needed < max ? needed : max)), THREADS,
+                       shared, 1, stream, j);
 }
 
 } // namespace
@@ -131,7 +131,8 @@ extern "C" nbl_status nbl__cuda_gemv_dense(nbl_context *ctx, const nbl_weight *w
         w->shape[0], static_cast<int>(w->shape[1] * static_cast<int64_t>(nbl__size_of(w->dtype)) / 16),
         bias->dtype};
     cudaStream_t on = static_cast<cudaStream_t>(stream);
-    NBL_BY_DTYPE(w->dtype, T, launch<T>(j, on));
+    bool overlaps = nbl__cuda_overlaps(ctx);
+    NBL_BY_DTYPE(w->dtype, T, launch<T>(j, overlaps, on));
     cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess) return NBL_OK;
     return nbl__fail(ctx, NBL_ERROR_INTERNAL, "nbl__cuda_gemv_dense: %s", cudaGetErrorString(error));

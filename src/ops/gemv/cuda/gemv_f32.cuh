@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(THREADS,
     }
     uint8_t *my_codes = shared + in::CODES + warp * DEPTH * TILE * in::ROW + lane % 4 * 4;
     uint8_t *my_scales = shared + in::SCALES + warp * DEPTH * 4 * in::ROW;
+    float offset = KIND == SCALES_NESTED ? offset_of(p) : 0;
     int slot = 0;
     for (int tile = blockIdx.x, parity = 0; tile < tiles; tile += gridDim.x, parity ^= 1) {
         float sums[M][TILE] = {};
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(THREADS,
             cp_async_wait<DEPTH - 1>();
             __syncwarp();
             uint8_t *lines = my_scales + slot * 4 * in::ROW;
-            maker.make(p, shared, lines, granule + s * in::GRANULES, lane);
+            maker.make(p, offset, shared, lines, granule + s * in::GRANULES, lane);
 #pragma unroll
             for (int row = 0; row < TILE; row++) {
                 int piece = (lane / 4) ^ (in::INT8 ? 4 * (row & 1) : 2 * (row & 3));

@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(dependent, const __grid_c
         const float *table = reinterpret_cast<const float *>(shared + in::TABLES);
         if constexpr (NESTED) {
             int member = layout_of(j, tile, t / 2).member;
-            table += member * 256, offset = j.at[member].offset;
+            table += member * 256, offset = offset_of(j, member);
         }
         auto add_step = [&](uint4 x0, uint4 x1) {
             cp_async_wait<RING - 1>();
@@ -261,7 +261,7 @@ int device_number(cudaDeviceAttr which)
     return number;
 }
 
-template <typename T, bool NESTED> void launch(one_job j, cudaStream_t stream)
+template <typename T, bool NESTED> void launch(one_job j, bool overlaps, cudaStream_t stream)
 {
     constexpr int BYTES = one_layout<NESTED>::BYTES;
     static_assert(2 * (BYTES + 1024) <= 227 << 10, "two blocks of a multiprocessor");
@@ -278,8 +278,8 @@ template <typename T, bool NESTED> void launch(one_job j, cudaStream_t stream)
     j.shared_tiles = small && shared < alone;
     int sharers = j.shared_tiles ? SHARERS : 1;
     int64_t groups = nbl__min_i64(j.tiles, blocks / sharers);
-    launch_dependent(kernel, dim3(static_cast<unsigned>(groups * sharers)), THREADS, BYTES,
-                 static_cast<unsigned>(sharers), stream, j);
+    launch_overlapping(overlaps, kernel, dim3(static_cast<unsigned>(groups * sharers)), THREADS, BYTES,
+                       static_cast<unsigned>(sharers), stream, j);
 }
 
 } // namespace
@@ -357,11 +357,13 @@ extern "C" nbl_status nbl__cuda_gemv_one(nbl_context *ctx, const nbl__gemv_one *
                    part->bias.data,  part->y,
                    p.nested_offset,  p.nested_shift,
                    part->bias.dtype, j.tiles};
+        j.offset_at[i] = part->weight->nested_offset_at;
     }
     cudaStream_t on = static_cast<cudaStream_t>(stream);
-    if (g->dtype == NBL_DTYPE_F16 && nested) launch<__half, true>(j, on);
-    else if (g->dtype == NBL_DTYPE_F16) launch<__half, false>(j, on);
-    else if (nested) launch<__nv_bfloat16, true>(j, on);
-    else launch<__nv_bfloat16, false>(j, on);
+    bool overlaps = nbl__cuda_overlaps(ctx);
+    if (g->dtype == NBL_DTYPE_F16 && nested) launch<__half, true>(j, overlaps, on);
+    else if (g->dtype == NBL_DTYPE_F16) launch<__half, false>(j, overlaps, on);
+    else if (nested) launch<__nv_bfloat16, true>(j, overlaps, on);
+    else launch<__nv_bfloat16, false>(j, overlaps, on);
     return launched(ctx, "nbl__cuda_gemv_one");
 }

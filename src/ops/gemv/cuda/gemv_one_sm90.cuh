@@ -44,6 +44,7 @@ struct one_job {
     int count, columns, tiles, act; /* act: nbl__act, -1: none */
     bool gated, shared_tiles;
     float table[16];
+    const float *offset_at[MAX]; /* where a weight's nested offset lies; NULL: one_weight.offset */
 };
 
 /* Layout of shared memory, in lines of 128 bytes:
@@ -73,6 +74,15 @@ template <bool NESTED> struct one_layout {
         return shared + X + (warp * SHARED_STEPS * 4 + granule) * PITCH + (piece ^ (granule & 1)) * 16;
     }
 };
+
+/* The nested offset of a weight. Call it after wait_for_previous_kernel(). */
+__device__ inline float offset_of(const one_job &j, int member)
+{
+    float offset = j.at[member].offset;
+    if (j.offset_at[member] != nullptr)
+        asm volatile("ld.global.f32 %0, [%1];" : "=f"(offset) : "l"(j.offset_at[member]) : "memory");
+    return offset;
+}
 
 /* The weight and first row of the 8 rows of half a tile. */
 struct row_layout {

@@ -214,8 +214,9 @@ template <scale_kind KIND, bool WHOLE> struct scale_maker {
         }
     }
 
-    /* Computes scales from the codes in the slot and writes them where flat scales would be. All lanes of the warp. */
-    __device__ void make(const packed &p, uint8_t *shared, uint8_t *lines, uint32_t granule, int lane)
+    /* Computes scales from the codes in the slot and writes them where flat scales would be. All lanes of the warp.
+     * `offset`: offset_of(p), which the kernel loads once. */
+    __device__ void make(const packed &p, float offset, uint8_t *shared, uint8_t *lines, uint32_t granule, int lane)
     {
         const float *table = reinterpret_cast<const float *>(shared + in::TABLE);
 #pragma unroll
@@ -227,7 +228,7 @@ template <scale_kind KIND, bool WHOLE> struct scale_maker {
                      static_cast<int>(blocks[half] - (first >> (p.block_shift - 6) & ~3u));
             }
             float scale = 0;
-            if (inside[half]) scale = __fadd_rn(__fmul_rn(table[lines[at]], factors[half]), p.nested_offset);
+            if (inside[half]) scale = __fadd_rn(__fmul_rn(table[lines[at]], factors[half]), offset);
             *reinterpret_cast<float *>(lines + in::MADE + half * in::ROW + lane * 4) = scale;
         }
         if (KIND == SCALES_NESTED) __syncwarp();
