@@ -20,9 +20,8 @@ TEXT = """
 const char *nbl_version(void);
 enum nbl_status {
     NBL_OK, NBL_ERROR_ARGUMENT, NBL_ERROR_MEMORY, NBL_ERROR_IO, NBL_ERROR_FORMAT, NBL_ERROR_DTYPE,
-    NBL_ERROR_SHAPE,
-    NBL_ERROR_UNSUPPORTED, NBL_ERROR_EXISTS, NBL_ERROR_NOT_FOUND, NBL_ERROR_NO_SPACE, NBL_ERROR_CANCELLED,
-    NBL_ERROR_INTERNAL
+    NBL_ERROR_SHAPE, NBL_ERROR_UNSUPPORTED, NBL_ERROR_EXISTS, NBL_ERROR_NOT_FOUND, NBL_ERROR_NO_SPACE,
+    NBL_ERROR_CANCELLED, NBL_ERROR_INTERNAL
 };
 const char *nbl_status_name(nbl_status status);
 const char *nbl_status_text(nbl_status status);
@@ -192,9 +191,8 @@ int64_t nbl_model_max_positions(const nbl_model *model);
 nbl_status nbl_model_logits(nbl_model *model, const nbl_ids *sequences, int64_t count, float *const *logits);
 typedef nbl_status (*nbl_gradient_fn)(void *user, const char *name, const nbl_tensor *gradient);
 nbl_status nbl_model_gradients(nbl_model *model, const nbl_ids *sequences, const nbl_ids *labels,
-                               int64_t count,
-                               bool pack, bool dropout, nbl_gradient_fn fn, void *user, double *loss,
-                               int64_t *trained);
+                               int64_t count, bool pack, bool dropout, nbl_gradient_fn fn, void *user,
+                               double *loss, int64_t *trained);
 nbl_status nbl_model_write_logits(nbl_model *model, const nbl_ids *sequences, int64_t count, const char *path,
                                   bool force);
 nbl_status nbl_model_write_gradients(nbl_model *model, const nbl_ids *sequences, const nbl_ids *labels,
@@ -289,8 +287,7 @@ nbl_status nbl_tokenizer_encode_batch(nbl_tokenizer *tokenizer, int64_t count, c
 void nbl_ids_free(nbl_context *ctx, nbl_ids *ids);
 void nbl_tokenizer_set_truncation_and_padding(nbl_tokenizer *tokenizer, bool on);
 nbl_status nbl_tokenizer_decode(nbl_tokenizer *tokenizer, const int32_t *ids, int64_t count,
-                                bool skip_special,
-                                char **text, size_t *size);
+                                bool skip_special, char **text, size_t *size);
 void nbl_text_free(nbl_context *ctx, char *text, size_t size);
 int32_t nbl_tokenizer_find(const nbl_tokenizer *tokenizer, const char *text, size_t size);
 nbl_string nbl_tokenizer_token(const nbl_tokenizer *tokenizer, int32_t id);
