@@ -1,19 +1,21 @@
 # A small front for CMake; `make help` lists the targets. Variables: BUILD (folder), PREFIX and DESTDIR (install),
-# JOBS (compilers at once), CMAKE_ARGS (more options for the configuration), FUZZ_RUNS, ORACLE (the
-# Python environment).
+# JOBS (compilers at once), CMAKE_ARGS (more options for the configuration), FUZZ_RUNS, ORACLE and PYTHON_ENV (Python
+# environments), RELEASE=1 (a wheel for glibc 2.28 and newer).
 BUILD      ?= build
 PREFIX     ?= /usr/local
 JOBS       ?= $(shell nproc 2>/dev/null || echo 2)
 CMAKE_ARGS ?=
 FUZZ_RUNS  ?= 100000
 ORACLE     ?= build/oracle
+PYTHON_ENV ?= build/python
+RELEASE    ?=
 CTEST       = ctest --output-on-failure --no-label-summary -j2
 ARM_ROOT    = $(BUILD)/aarch64-root
 DEBUG       = -DCMAKE_BUILD_TYPE=Debug -DNIBBLE_BENCH=OFF -DNIBBLE_INSTALL=OFF $(CMAKE_ARGS)
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := all
-.PHONY: all setup configure demo tiny-model test test-fast bench bench-gemm fuzz sanitize asan tsan oracle install aarch64 test-aarch64 format format-check \
+.PHONY: all setup configure demo tiny-model test test-fast bench bench-gemm fuzz sanitize asan tsan oracle wheel test-python test-python-matrix install aarch64 test-aarch64 format format-check \
         clean distclean help
 
 all: configure ## build the command and the libraries into build/
@@ -86,6 +88,15 @@ oracle: configure ## compare with the real upstream libraries, in a Python envir
 	cmake --build $(BUILD) --parallel $(JOBS) --target nibble nibble-ops readers
 	tests/run_oracle $(BUILD) $(ORACLE)
 
+wheel: configure ## make the wheel nibble-torch (PyTorch) in build/wheel; RELEASE=1: for glibc 2.28 and newer
+	@CMAKE_ARGS="$(CMAKE_ARGS)" JOBS=$(JOBS) scripts/make-wheel $(BUILD) $(if $(RELEASE),release)
+
+test-python: wheel ## install the wheel in a Python environment under build/, run python/tests against it
+	@scripts/test-python $(BUILD) $(PYTHON_ENV)
+
+test-python-matrix: wheel ## the quick ones of them with each Python found and with torch 2.9, 2.11 and the newest
+	@scripts/test-python-matrix $(BUILD)
+
 install: all ## install into PREFIX (default /usr/local), below DESTDIR if given
 	DESTDIR="$(DESTDIR)" cmake --install $(BUILD)
 
@@ -97,11 +108,11 @@ format-check: ## fail if a C file is not formatted
 	@scripts/setup format
 	git ls-files -z '*.c' '*.h' | xargs -0 clang-format --dry-run -Werror
 
-clean: ## remove what was built; keeps the Python environment in build/oracle
-	@if [ -d $(BUILD) ]; then find $(BUILD) -mindepth 1 -maxdepth 1 ! -name oracle -exec rm -rf {} +; fi
+clean: ## remove what was built; keeps the Python environments build/oracle and build/python
+	@if [ -d $(BUILD) ]; then find $(BUILD) -mindepth 1 -maxdepth 1 ! -name oracle ! -name python -exec rm -rf {} +; fi
 
 distclean: ## remove build/ altogether
 	rm -rf $(BUILD)
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

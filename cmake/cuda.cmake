@@ -13,6 +13,9 @@ if(NOT cuda_wish MATCHES "^(auto|on|off)$")
   message(FATAL_ERROR "NIBBLE_CUDA is '${NIBBLE_CUDA}'; it must be auto, on or off")
 endif()
 set(NIBBLE_CUDA_BUILT OFF)
+# Builds with the same flags may share their objects: the wheel takes those of the build beside it.
+set(NIBBLE_CUDA_OBJECTS ${PROJECT_BINARY_DIR}/cuda CACHE PATH "folder for the objects of CUDA sources")
+mark_as_advanced(NIBBLE_CUDA_OBJECTS)
 
 # No C++ runtime is linked: exceptions are off, and the only local statics are pointers to kernels that nvcc writes, which
 # any number of threads may set to the same value.
@@ -82,7 +85,7 @@ endif()
 
 function(nibble_cuda_object source result)
   cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE name)
-  set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
+  set(object ${NIBBLE_CUDA_OBJECTS}/${name}.o)
   cmake_path(GET object PARENT_PATH folder)
   file(MAKE_DIRECTORY ${folder})
   set(targets ${cuda_targets})

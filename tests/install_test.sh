@@ -71,10 +71,10 @@ mv "$work/hidden"/* "$libdir"
 # ---- CMake ----
 mkdir "$work/consumer"
 cp "$work/use.c" "$work/consumer"
-cat >"$work/consumer/CMakeLists.txt" <<'CMAKE'
+cat >"$work/consumer/CMakeLists.txt" <<CMAKE
 cmake_minimum_required(VERSION 3.25)
 project(consumer C)
-find_package(nibble 0.2 REQUIRED COMPONENTS static)
+find_package(nibble ${version%.*} REQUIRED COMPONENTS static)
 add_executable(use_shared use.c)
 target_link_libraries(use_shared PRIVATE nibble::nibble)
 add_executable(use_static use.c)

@@ -3,9 +3,10 @@
 #
 #   layers   a file under src/LAYER includes only files of its own or of lower layers (the list below), the public
 #            header and the system; cli/ includes only the public header, its own files and the system, and
-#            cli/json.c also base/, for the one reader and writer of JSON
+#            cli/json.c also base/, for the one reader and writer of JSON; python/csrc only the public header, its own
+#            files and the system
 #   names    no two files under src/ have the same name
-#   silence  nothing under src/ prints, exits or aborts
+#   silence  nothing under src/ and python/csrc prints, exits or aborts
 #   devices  the word cuda is in no identifier and no #include of src/, except in src/device/cuda, in the CUDA
 #            implementations of operators (src/ops: cuda/, *.cu, *.cuh, *_cuda.c, *_cuda.h) and where src/run calls
 #            functions of the public header for `device: auto`
@@ -23,7 +24,7 @@ check() (
     cd "$1"
     shopt -s globstar nullglob
     files=()
-    for file in src/** include/** cli/**; do
+    for file in src/** include/** cli/** python/csrc/**; do
         case $file in *.c | *.h | *.inc | *.cu | *.cuh) files+=("$file") ;; esac
     done
     [ ${#files[@]} -gt 0 ] || { echo "no sources in $1"; exit 1; }
@@ -58,6 +59,8 @@ check() (
                 sub(/^cli\//, "", name)
                 if (FILENAME == "cli/json.c" && first == "base") return
                 if (quoted ? !("cli/" name in exists) : first in rank) complain("cli/ may not include " name)
+            } else if (top == "python") {
+                if (quoted ? !(folder "/" name in exists) : first in rank) complain("python/csrc may not include " name)
             } else if (top == "include") {
                 if (quoted) complain("the public header may not include " name)
             } else if (first in rank) {
@@ -95,7 +98,7 @@ check() (
             code = code_of($0)
             if (top == "src" && !is_backend(FILENAME) && nameless(code) ~ /cuda/)
                 complain("only a backend may name a device: " $0)
-            if (top == "src" &&
+            if ((top == "src" || top == "python") &&
                 code ~ /(^|[^A-Za-z0-9_.>])((v?printf|puts|putchar|perror|_?exit|_Exit|quick_exit|abort)[ \t]*\(|(stdout|stderr)([^A-Za-z0-9_]|$))/)
                 complain("the library does not print, exit or abort: " $0)
         }
@@ -139,6 +142,9 @@ expect src/base/planted.c "in no layer" <<<'#include "../quant/quant.h"'
 expect src/planted.c "lies in no layer" <<<'int planted;'
 expect cli/planted.c "cli/ may not include" <<<'#include "base/base.h"'
 expect cli/json.c "cli/ may not include" <<<'#include "format/hf/config.h"'
+expect python/csrc/planted.c "python/csrc may not include" <<<'#include "base/base.h"'
+expect python/csrc/planted.c "does not print" <<<'void f(void) { abort(); }'
+expect python/csrc/planted.c "" <<<'#include <nibble.h>'
 expect src/format/base.h "the same name as" <<<'int planted;'
 expect src/base/planted.c "does not print" <<<'void f(void) { printf("x"); }'
 expect src/base/planted.c "does not print" <<<'void f(void) { fputs("x", stderr); }'

@@ -9,7 +9,7 @@
 #   guards   the include guard of a header of src/ and cli/ is made of the file's name: NBL_FILE_NAME_H, CLI_FILE_NAME_H
 #
 # A source file is one of C or CUDA (.c .h .inc .cu .cuh) or a table of operator cases (.cases). The rule of length
-# holds for shell scripts (.sh), too.
+# holds for shell scripts (.sh), too, and both rules of size for the Python files (.py .pyi) in python/.
 #
 #   tests/names_test.sh [ROOT]      (default: the repository this script lies in)
 #
@@ -23,14 +23,16 @@ max_lines=600
 # Prints one line per broken rule in the tree $1; fails if there is one.
 check() (
     cd "$1"
-    mapfile -t files < <(find src include cli tools tests bench fuzz examples -type f \
+    mapfile -t files < <(find src include cli tools tests bench fuzz examples python -type f \
         \( -name '*.c' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cases' \) | sort)
-    printf '%s\n' "${files[@]%/*}" | sort | uniq -c | awk -v max=$max_files '
+    mapfile -t scripts < <(find python -type f \( -name '*.py' -o -name '*.pyi' \) | sort)
+    printf '%s\n' "${files[@]%/*}" "${scripts[@]%/*}" | sort | uniq -c | awk -v max=$max_files '
             $1 > max { print $2 ": " $1 " source files; at most " max ": two folders?"; bad = 1 }
             END { exit bad }' || bad=1
     while read -r lines file; do
         [[ $file == total || $lines -le $max_lines ]] || { echo "$file: more than $max_lines lines: two files?"; bad=1; }
-    done < <(find src cli tools tests bench fuzz examples -name '*.sh' -exec wc -l {} +)
+    done < <(find src cli tools tests bench fuzz examples python \
+        \( -name '*.sh' -o -path 'python/*.py' -o -path 'python/*.pyi' \) -exec wc -l {} +)
     awk -v max=$max_lines "$code_of"'
         # Column "not" of the glossary, then the exceptions: words in backquotes.
         FILENAME == "docs/NAMING.md" {
@@ -98,7 +100,7 @@ expect() {
     local said
     rm -rf "$scratch/tree"
     mkdir "$scratch/tree"
-    for folder in src include cli tools tests bench fuzz examples docs; do
+    for folder in src include cli tools tests bench fuzz examples python docs; do
         mkdir "$scratch/tree/$folder"
     done
     cp "$root/docs/NAMING.md" "$scratch/tree/docs"
@@ -126,6 +128,8 @@ expect src/base/planted.cuh "" <<<'#ifndef NBL_PLANTED_CUH'
 expect src/base/planted.c "more than 600 lines" < <(for _ in {1..601}; do echo; done)
 expect tools/cuda/planted.cu "more than 600 lines" < <(for _ in {1..601}; do echo; done)
 expect tests/planted.sh "more than 600 lines" < <(for _ in {1..601}; do echo; done)
+expect python/nibble_torch/planted.py "more than 600 lines" < <(for _ in {1..601}; do echo; done)
+expect python/csrc/planted.c '"most"' <<<'enum { MOST = 3 };'
 expect include/nibble.h "" < <(for _ in {1..601}; do echo; done)
 expect src/base/planted.c "26 source files" 25 <<<'int planted;'
 expect cli/planted.c "cli: 26 source files" 25 <<<'int planted;'

@@ -170,7 +170,7 @@ static void *data_of(torch_call *c, torch_tensor tensor)
 }
 
 /* The device of the call is that of its first tensor. */
-static void check_device(torch_call *c, const char *name, torch_tensor tensor)
+static void check_device(torch_call *c, const char *name, const char *part, torch_tensor tensor)
 {
     int32_t type = 0, index = 0, cpu = aoti_torch_device_type_cpu(), cuda = aoti_torch_device_type_cuda();
     if (aoti_torch_get_device_type(tensor, &type) || aoti_torch_get_device_index(tensor, &index)) {
@@ -178,29 +178,34 @@ static void check_device(torch_call *c, const char *name, torch_tensor tensor)
         return;
     }
     if (type != cuda) index = 0;
-    if (type != cpu && type != cuda) call_fail(c, "%s is neither on a CPU nor on a CUDA device", name);
+    if (type != cpu && type != cuda)
+        call_fail(c, "%s%s is neither on a CPU nor on a CUDA device", name, part);
     if (!c->has_device) {
         c->has_device = true;
         c->device_type = type;
         c->device_index = index;
     } else if (type != c->device_type || index != c->device_index)
-        call_fail(c, "%s is on %s:%d, other tensors are on %s:%d. Move them to one device", name,
+        call_fail(c, "%s%s is on %s:%d, other tensors are on %s:%d. Move them to one device", name, part,
                   type == cuda ? "cuda" : "cpu", (int)index, c->device_type == cuda ? "cuda" : "cpu",
                   (int)c->device_index);
 }
 
-/* Elements from row to row, if all dimensions but the last are rows at one distance; else 0. */
-static int64_t row_stride(int rank, const int64_t *sizes, const int64_t *strides)
+/* Elements from row to row, if the last `inner` dimensions are dense and the others are rows at one distance;
+ * else 0. */
+static int64_t row_stride(int inner, int rank, const int64_t *sizes, const int64_t *strides)
 {
-    int64_t stride = -1, expected = 0;
-    if (sizes[rank - 1] != 1 && strides[rank - 1] != 1) return 0;
-    for (int i = rank - 2; i >= 0; i--) {
+    int64_t stride = -1, expected = 1;
+    for (int i = rank - 1; i >= 0; i--) {
+        bool is_row = i < rank - inner;
         if (sizes[i] == 1) continue;
-        if (stride < 0) stride = expected = strides[i];
+        if (is_row && stride < 0) {
+            if (strides[i] < expected) return 0; /* rows overlap */
+            stride = expected = strides[i];
+        }
         if (strides[i] != expected) return 0;
         expected *= sizes[i];
     }
-    return stride >= sizes[rank - 1] ? stride : 0;
+    return stride > 0 ? stride : 0;
 }
 
 static bool is_contiguous(int rank, const int64_t *sizes, const int64_t *strides)
@@ -223,7 +228,14 @@ static torch_tensor copy_of(torch_call *c, torch_tensor from, int rank, const in
     return c->failed ? NULL : to;
 }
 
-static nbl_tensor read_tensor(torch_call *c, const char *name, bool is_activation)
+/* How a tensor is read. */
+typedef enum tensor_kind {
+    PARAMETER,  /* absent without elements */
+    ACTIVATION, /* there, even without elements */
+    OPTIONAL    /* absent if the shape is [0] */
+} tensor_kind;
+
+static nbl_tensor read_tensor(torch_call *c, const char *name, const char *part, tensor_kind kind, int inner)
 {
     nbl_tensor t = {0};
     torch_tensor tensor;
@@ -238,73 +250,118 @@ static nbl_tensor read_tensor(torch_call *c, const char *name, bool is_activatio
         fail_torch(c, "torch hides the shape of a tensor");
         return t;
     }
-    if (count == 0 && !is_activation) return t;
-    check_device(c, name, tensor);
+    if (count == 0 && (kind == PARAMETER || (kind == OPTIONAL && rank == 1))) return t;
+    check_device(c, name, part, tensor);
     t.dtype = dtype_of(code);
-    if (t.dtype == NBL_DTYPE_COUNT) call_fail(c, "%s has a dtype that nibble does not compute with", name);
-    if (rank < 0 || rank > NBL_MAX_RANK || (rank == 0 && is_activation))
-        call_fail(c, "%s has %d dimensions, allowed are 1 to %d", name, (int)rank, NBL_MAX_RANK);
+    if (t.dtype == NBL_DTYPE_COUNT)
+        call_fail(c, "%s%s has a dtype that nibble does not compute with", name, part);
+    if (rank < 0 || rank > NBL_MAX_RANK)
+        call_fail(c, "%s%s has %d dimensions, allowed are 1 to %d", name, part, (int)rank, NBL_MAX_RANK);
     if (c->failed) return t;
-    if (rank == 0) { /* a number is a vector of one element */
-        t.rank = 1;
-        t.shape[0] = 1;
-    } else {
-        t.rank = (int)rank;
-        memcpy(t.shape, sizes, (size_t)rank * sizeof *sizes);
-    }
+    t.rank = rank > 0 ? (int)rank : 1; /* a number is a vector of one element */
+    t.shape[0] = 1;
+    if (rank > 0) memcpy(t.shape, sizes, (size_t)rank * sizeof *sizes);
     if (count > 0 && !is_contiguous((int)rank, sizes, strides)) {
-        int64_t stride = is_activation ? row_stride((int)rank, sizes, strides) : 0;
-        if (stride > 0) {
-            t = nbl_matrix(t.dtype, count / sizes[rank - 1], sizes[rank - 1], NULL);
-            t.row_stride = stride;
-        } else tensor = copy_of(c, tensor, t.rank, t.shape, t.dtype);
+        if (inner > 0) t.row_stride = row_stride(inner, (int)rank, sizes, strides);
+        if (t.row_stride == 0) tensor = copy_of(c, tensor, t.rank, t.shape, t.dtype);
     }
     if (tensor) t.data = data_of(c, tensor);
     return t;
 }
 
+nbl_tensor call_part(torch_call *c, const char *name, const char *part)
+{
+    return read_tensor(c, name, part, PARAMETER, 0);
+}
+
 nbl_tensor call_tensor(torch_call *c, const char *name)
 {
-    return read_tensor(c, name, false);
+    return read_tensor(c, name, "", PARAMETER, 0);
 }
 
 nbl_tensor call_activation(torch_call *c, const char *name)
 {
-    return read_tensor(c, name, true);
+    return read_tensor(c, name, "", ACTIVATION, 0);
+}
+
+nbl_tensor call_optional(torch_call *c, const char *name)
+{
+    return read_tensor(c, name, "", OPTIONAL, 0);
+}
+
+nbl_tensor call_rows(torch_call *c, const char *name, int inner)
+{
+    return read_tensor(c, name, "", ACTIVATION, inner);
+}
+
+void call_flatten(int inner, nbl_tensor *const *tensors)
+{
+    bool any = false;
+    for (int i = 0; tensors[i]; i++) any |= tensors[i]->row_stride > 0;
+    for (int i = 0; any && tensors[i]; i++) {
+        nbl_tensor *t = tensors[i], flat = *t;
+        if (t->rank < inner + 1) continue;
+        flat.rank = inner + 1;
+        flat.shape[0] = 1;
+        for (int d = 0; d < t->rank - inner; d++) flat.shape[0] *= t->shape[d];
+        for (int d = 0; d < inner; d++) flat.shape[1 + d] = t->shape[t->rank - inner + d];
+        *t = flat;
+    }
 }
 
 /* ---- outputs and scratch ---- */
 
-void call_output(torch_call *c, nbl_tensor *tensor)
+int64_t call_elements(const nbl_tensor *tensor)
 {
-    torch_tensor made = new_tensor(c, tensor->rank, tensor->shape, tensor->dtype);
-    if (made == NULL) return;
-    c->outputs[c->output_count++] = made;
-    tensor->data = data_of(c, made);
+    int64_t n = tensor->rank > 0 ? 1 : 0;
+    for (int i = 0; i < tensor->rank; i++) n *= tensor->shape[i];
+    return n;
 }
 
-void call_no_output(torch_call *c, nbl_dtype dtype)
-{
-    nbl_tensor none = nbl_vector(dtype, 0, NULL);
-    call_output(c, &none);
-}
-
-nbl_tensor call_like(const nbl_tensor *like, int64_t n, nbl_dtype dtype)
+nbl_tensor call_shape_of(const nbl_tensor *like, nbl_dtype dtype)
 {
     nbl_tensor t = *like;
     t.dtype = dtype;
     t.data = NULL;
     t.row_stride = 0;
+    return t;
+}
+
+nbl_tensor call_like(const nbl_tensor *like, int64_t n, nbl_dtype dtype)
+{
+    nbl_tensor t = call_shape_of(like, dtype);
     if (t.rank > 0) t.shape[t.rank - 1] = n;
     return t;
 }
 
-void call_gradient(torch_call *c, nbl_tensor *gradient, bool wanted, nbl_dtype dtype)
+/* Adds an output of `rank` dimensions of *tensor. */
+static void add_output(torch_call *c, nbl_tensor *tensor, int rank)
 {
-    gradient->dtype = dtype;
-    gradient->data = NULL;
-    if (wanted && gradient->rank > 0) call_output(c, gradient);
-    else call_no_output(c, dtype);
+    torch_tensor made = new_tensor(c, rank, tensor->shape, tensor->dtype);
+    if (made == NULL) return;
+    c->outputs[c->output_count++] = made;
+    tensor->data = data_of(c, made);
+}
+
+void call_output(torch_call *c, nbl_tensor *tensor)
+{
+    add_output(c, tensor, tensor->rank);
+}
+
+void call_output_if(torch_call *c, nbl_tensor *tensor, bool wanted)
+{
+    if (wanted) call_output(c, tensor);
+    else {
+        nbl_tensor none = nbl_vector(tensor->dtype, 0, NULL);
+        call_output(c, &none);
+        *tensor = (nbl_tensor){0};
+    }
+}
+
+void call_output_number(torch_call *c, nbl_tensor *tensor)
+{
+    *tensor = nbl_vector(tensor->dtype, 1, NULL);
+    add_output(c, tensor, 0);
 }
 
 void *call_scratch(torch_call *c, size_t bytes)

@@ -60,17 +60,30 @@ nbl_dtype call_dtype(torch_call *c);
 
 /* A tensor argument, contiguous: a tensor with other strides is copied. Without elements it is absent. */
 nbl_tensor call_tensor(torch_call *c, const char *name);
-/* The same for activations: it is there even without elements, and rows may be apart. */
+/* The same. Messages call it `name` with `part` behind it. */
+nbl_tensor call_part(torch_call *c, const char *name, const char *part);
+/* The same for activations: a batch without tokens has no elements, and is there. */
 nbl_tensor call_activation(torch_call *c, const char *name);
+/* An activation that is absent if its shape is [0]. */
+nbl_tensor call_optional(torch_call *c, const char *name);
+/* An activation whose rows may be apart: row_stride is set for any rank. The last `inner` dimensions are dense. */
+nbl_tensor call_rows(torch_call *c, const char *name, int inner);
+/* If one of the tensors has a row stride, gives all of them the rank inner + 1, for which operators take one.
+ * `tensors` ends with NULL. */
+void call_flatten(int inner, nbl_tensor *const *tensors);
+
+/* A tensor without data of the shape of `like`, and one whose last dimension is n. */
+nbl_tensor call_shape_of(const nbl_tensor *like, nbl_dtype dtype);
+nbl_tensor call_like(const nbl_tensor *like, int64_t n, nbl_dtype dtype);
+/* Elements of a shape. */
+int64_t call_elements(const nbl_tensor *tensor);
 
 /* Adds an output of the dtype and shape of *tensor, and sets its data. */
 void call_output(torch_call *c, nbl_tensor *tensor);
-/* Adds an output without elements. */
-void call_no_output(torch_call *c, nbl_dtype dtype);
-/* A tensor of the shape of `like`, except that the last dimension is n. */
-nbl_tensor call_like(const nbl_tensor *like, int64_t n, nbl_dtype dtype);
-/* Adds the gradient that *gradient describes if it is wanted and its tensor exists, else one without elements. */
-void call_gradient(torch_call *c, nbl_tensor *gradient, bool wanted, nbl_dtype dtype);
+/* The same if it is wanted, else an output of the shape [0], and *tensor is absent. */
+void call_output_if(torch_call *c, nbl_tensor *tensor, bool wanted);
+/* An output of one element, which has rank 0 in torch and rank 1 in nibble. */
+void call_output_number(torch_call *c, nbl_tensor *tensor);
 /* Memory for the call, aligned to 64 bytes. NULL if there is none: the failure is noted. */
 void *call_scratch(torch_call *c, size_t bytes);
 
@@ -84,8 +97,11 @@ nbl_context *call_context(torch_call *c);
 nbl_weight call_weight(torch_call *c, const char *part);
 /* bias, lora_a, lora_b, magnitude, norm, scale */
 void call_adapter(torch_call *c, const char *part, nbl_linear *layer);
-/* dropout, seed, threshold. A negative threshold: int8 is dequantized. */
-void call_options(torch_call *c, nbl_linear *layer);
+/* dropout, seed, threshold. A negative threshold: int8 is dequantized. `adapted`: there is an adapter, and so
+ * dropout needs a seed. */
+void call_options(torch_call *c, nbl_linear *layer, bool adapted);
+/* For members of a group but the first: a scale of 0 is 0, and not that of the first. */
+void call_own_scale(nbl_linear *member);
 /* The gradients of bias, lora_a, lora_b and magnitude: bits 0 to 3 of `wanted`. */
 void call_adapter_gradients(torch_call *c, nbl_linear *layer, int64_t wanted);
 
@@ -106,12 +122,25 @@ void call_adapter_gradients(torch_call *c, nbl_linear *layer, int64_t wanted);
 /* ---- the operators: op_*.c ---- */
 #define TORCH_OPERATORS(X)                                                                                   \
     X(dequantize)                                                                                            \
-    X(quantize)                                                                                              \
     X(linear)                                                                                                \
-    X(linear_backward)
+    X(linear_backward)                                                                                       \
+    X(linear_group)                                                                                          \
+    X(linear_group_backward)                                                                                 \
+    X(mlp)                                                                                                   \
+    X(mlp_backward)                                                                                          \
+    X(dora_norm)                                                                                             \
+    X(rmsnorm)                                                                                               \
+    X(rmsnorm_backward)                                                                                      \
+    X(norm_rope)                                                                                             \
+    X(norm_rope_backward)                                                                                    \
+    X(cross_entropy)                                                                                         \
+    X(cross_entropy_backward)
+/* Those for host memory alone. */
+#define TORCH_HOST_OPERATORS(X) X(quantize)
 
 #define TORCH_KERNEL(name) void op_##name(torch_value *stack, uint64_t inputs, uint64_t outputs);
 TORCH_OPERATORS(TORCH_KERNEL)
+TORCH_HOST_OPERATORS(TORCH_KERNEL)
 #undef TORCH_KERNEL
 
 #endif

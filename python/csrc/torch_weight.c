@@ -5,16 +5,9 @@
  * bf16, f16 or f32. Such a weight would compute nonsense. */
 #include "torch_call.h"
 
+#include <float.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
-
-static int64_t elements_of(const nbl_tensor *t)
-{
-    int64_t n = t->data ? 1 : 0;
-    for (int i = 0; t->data && i < t->rank; i++) n *= t->shape[i];
-    return n;
-}
 
 static int64_t bytes_of_element(nbl_dtype dtype)
 {
@@ -30,22 +23,11 @@ static int64_t bytes_of_element(nbl_dtype dtype)
     }
 }
 
-typedef struct part_name {
-    char text[32];
-} part_name;
-
-static part_name named(const char *name, const char *part)
-{
-    part_name full;
-    snprintf(full.text, sizeof full.text, "%s%s", name, part);
-    return full;
-}
-
 /* Packed codes are bytes, in whatever dtype bitsandbytes stores them. More bytes than the shape needs come
  * from a cast. */
 static void check_data(torch_call *c, const char *part, const nbl_weight *w, const nbl_tensor *data)
 {
-    int64_t n, size = bytes_of_element(data->dtype), bytes = elements_of(data) * size;
+    int64_t n, size = bytes_of_element(data->dtype), bytes = call_elements(data) * size;
     if (c->failed || data->data == NULL || w->shape[0] < 0 || w->shape[1] < 0 ||
         __builtin_mul_overflow(w->shape[0], w->shape[1], &n) || n > INT64_MAX / 16)
         return; /* nibble refuses the shape itself */
@@ -90,12 +72,12 @@ static const uint8_t *scale_codes_of(torch_call *c, const char *part, const nbl_
 nbl_weight call_weight(torch_call *c, const char *part)
 {
     nbl_weight w = {.dtype = NBL_DTYPE_BF16, .rank = 2};
-    nbl_tensor data = call_tensor(c, named("data", part).text);
-    nbl_tensor scales = call_tensor(c, named("scales", part).text);
-    nbl_tensor codes = call_tensor(c, named("codes", part).text);
-    nbl_tensor nested = call_tensor(c, named("nested", part).text);
-    nbl_tensor table = call_tensor(c, named("table", part).text);
-    nbl_tensor offset = call_tensor(c, named("offset", part).text);
+    nbl_tensor data = call_part(c, "data", part);
+    nbl_tensor scales = call_part(c, "scales", part);
+    nbl_tensor codes = call_part(c, "codes", part);
+    nbl_tensor nested = call_part(c, "nested", part);
+    nbl_tensor table = call_part(c, "table", part);
+    nbl_tensor offset = call_part(c, "offset", part);
     int64_t format = call_int(c);
     w.block = call_int(c);
     w.nested_block = call_int(c);
@@ -113,18 +95,19 @@ nbl_weight call_weight(torch_call *c, const char *part)
     w.scale_codes = scale_codes_of(c, part, &codes);
     w.nested_scales = nested.data;
     w.nested_table = table.data;
-    w.given = (nbl_weight_parts){.data_bytes = (uint64_t)(elements_of(&data) * bytes_of_element(data.dtype)),
-                                 .scales = elements_of(&scales),
-                                 .scale_codes = elements_of(&codes),
-                                 .nested_scales = elements_of(&nested),
-                                 .nested_table = elements_of(&table),
-                                 .scales_dtype = scales.dtype,
-                                 .nested_scales_dtype = nested.dtype,
-                                 .nested_table_dtype = table.dtype};
+    w.given = (nbl_weight_parts){
+        .data_bytes = (uint64_t)(call_elements(&data) * bytes_of_element(data.dtype)),
+        .scales = call_elements(&scales),
+        .scale_codes = call_elements(&codes),
+        .nested_scales = call_elements(&nested),
+        .nested_table = call_elements(&table),
+        .scales_dtype = scales.dtype,
+        .nested_scales_dtype = nested.dtype,
+        .nested_table_dtype = table.dtype};
     if (offset.data == NULL) return w;
-    if (offset.dtype != NBL_DTYPE_F32 || elements_of(&offset) != 1)
+    if (offset.dtype != NBL_DTYPE_F32 || call_elements(&offset) != 1)
         call_fail(c, "offset%s has %" PRId64 " elements of %s, one of f32 was expected", part,
-                  elements_of(&offset), nbl_dtype_name(offset.dtype));
+                  call_elements(&offset), nbl_dtype_name(offset.dtype));
     else if (call_on_cuda(c)) w.nested_offset_at = offset.data; /* read when the kernel runs */
     else memcpy(&w.nested_offset, offset.data, sizeof w.nested_offset);
     return w;
@@ -132,21 +115,27 @@ nbl_weight call_weight(torch_call *c, const char *part)
 
 void call_adapter(torch_call *c, const char *part, nbl_linear *layer)
 {
-    layer->bias = call_tensor(c, named("bias", part).text);
-    layer->lora_a = call_tensor(c, named("lora_a", part).text);
-    layer->lora_b = call_tensor(c, named("lora_b", part).text);
-    layer->magnitude = call_tensor(c, named("magnitude", part).text);
-    layer->norm = call_tensor(c, named("norm", part).text);
+    layer->bias = call_part(c, "bias", part);
+    layer->lora_a = call_part(c, "lora_a", part);
+    layer->lora_b = call_part(c, "lora_b", part);
+    layer->magnitude = call_part(c, "magnitude", part);
+    layer->norm = call_part(c, "norm", part);
     layer->scale = (float)call_float(c);
 }
 
-void call_options(torch_call *c, nbl_linear *layer)
+void call_own_scale(nbl_linear *member)
+{
+    /* The smallest f32 changes no result. */
+    if (member->scale == 0) member->scale = FLT_TRUE_MIN;
+}
+
+void call_options(torch_call *c, nbl_linear *layer, bool adapted)
 {
     layer->dropout = (float)call_float(c);
     layer->seeds = call_tensor(c, "seed");
     layer->threshold = (float)call_float(c);
     layer->dequantized = layer->threshold < 0;
-    if (layer->dropout != 0 && layer->lora_a.data && layer->seeds.data == NULL)
+    if (layer->dropout != 0 && adapted && layer->seeds.data == NULL)
         call_fail(c, "dropout %g without a seed: hand in a tensor of one i64", (double)layer->dropout);
     if (layer->dropout == 0) layer->seeds = (nbl_tensor){0};
 }
@@ -156,7 +145,7 @@ void call_adapter_gradients(torch_call *c, nbl_linear *layer, int64_t wanted)
     const nbl_tensor *of[] = {&layer->bias, &layer->lora_a, &layer->lora_b, &layer->magnitude};
     nbl_tensor *gradients[] = {&layer->dbias, &layer->dlora_a, &layer->dlora_b, &layer->dmagnitude};
     for (int i = 0; i < 4; i++) {
-        *gradients[i] = *of[i];
-        call_gradient(c, gradients[i], wanted >> i & 1, NBL_DTYPE_F32);
+        *gradients[i] = call_shape_of(of[i], NBL_DTYPE_F32);
+        call_output_if(c, gradients[i], of[i]->data && wanted >> i & 1);
     }
 }

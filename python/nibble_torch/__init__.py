@@ -1,8 +1,8 @@
 """nibble for PyTorch: fine-tunes language models whose frozen weights stay in 4 or 8 bits.
 
-    import nibble_torch                          torch.ops.nibble.* exist from here on
-    weight = nibble_torch.quantize(matrix)       packed in 4 bits
-    y = nibble_torch.linear(x, weight, lora_a=a, lora_b=b)
+import nibble_torch                          torch.ops.nibble.* exist from here on
+weight = nibble_torch.quantize(matrix)       packed in 4 bits
+y = nibble_torch.linear(x, weight, lora_a=a, lora_b=b)
 """
 
 from __future__ import annotations
@@ -14,19 +14,41 @@ from . import _library
 _library.load()
 
 from . import _autograd, _fake  # noqa: E402, F401
-from .ops import dequantize, linear, quantize  # noqa: E402
+from .modules import Linear  # noqa: E402
+from .ops import (  # noqa: E402
+    Layer,
+    add_rmsnorm,
+    cross_entropy,
+    dequantize,
+    dora_norm,
+    linear,
+    linear_group,
+    mlp,
+    norm_rope,
+    quantize,
+    rmsnorm,
+)
 from .weight import Format, Nested, Weight  # noqa: E402
 
 __all__ = [
     "Format",
+    "Layer",
+    "Linear",
     "Nested",
     "Weight",
     "accelerate",
+    "add_rmsnorm",
+    "cross_entropy",
     "dequantize",
+    "dora_norm",
     "engine",
     "linear",
+    "linear_group",
+    "mlp",
+    "norm_rope",
     "quantize",
     "restore",
+    "rmsnorm",
 ]
 
 

@@ -16,17 +16,23 @@ def _torch_version(text: str) -> tuple[int, int]:
 
 
 def load() -> ctypes.CDLL:
-    """Registers the operators. An ImportError says in a sentence what is missing. Calling it again is harmless."""
+    """Registers the operators. An ImportError says what is missing. Calling it again is harmless."""
     try:
         import torch
     except ImportError as error:
-        raise ImportError("nibble_torch needs PyTorch 2.9 or later, which is not installed: pip install torch") from error
+        raise ImportError(
+            "nibble_torch needs PyTorch 2.9 or later, which is not installed: pip install torch"
+        ) from error
     if _torch_version(torch.__version__) < OLDEST_TORCH:
-        raise ImportError(f"nibble_torch needs PyTorch 2.9 or later, found {torch.__version__}: pip install -U torch")
+        raise ImportError(
+            f"nibble_torch needs PyTorch 2.9 or later, found {torch.__version__}: pip install -U torch"
+        )
     if not PATH.exists():
-        raise ImportError(f"nibble_torch is incomplete, {PATH} is missing: pip install --force-reinstall nibble-torch")
+        raise ImportError(
+            f"nibble_torch is incomplete, {PATH} is missing: pip install --force-reinstall nibble-torch"
+        )
     try:
-        torch.ops.load_library(PATH)
+        torch.ops.load_library(PATH)  # type: ignore[no-untyped-call]
         library = ctypes.CDLL(str(PATH))
     except OSError as error:
         reason = error.__cause__ or error
@@ -34,5 +40,7 @@ def load() -> ctypes.CDLL:
             f"nibble_torch cannot load its library ({reason}): pip install --force-reinstall nibble-torch"
         ) from error
     if not hasattr(torch.ops.nibble, "linear_backward"):
-        raise ImportError("the operators of nibble are not registered: another library holds the namespace nibble")
+        raise ImportError(
+            "the operators of nibble are not registered: another library holds the namespace nibble"
+        )
     return library

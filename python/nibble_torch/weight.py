@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,18 +28,18 @@ class Nested(enum.IntEnum):
     GRID = 2  # as bitsandbytes on a CPU
 
 
+Arguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int, int, int, int]
 PARTS = ("data", "scales", "codes", "nested", "table", "offset")
-_STORAGES = (torch.uint8, torch.int8, torch.bfloat16, torch.float16, torch.float32)
 
 
 class Weight:
     """A matrix [rows, columns]. `args` are its arguments in every operator.
 
-    A part that the format lacks is a tensor without elements. Scales, table and offset are float32 and must stay
-    so: no method casts them. `dtype` is that of the weight before it was packed.
+    A part that the format lacks is a tensor without elements. Scales, table and offset are float32. No method
+    casts them. `dtype` is that of the weight before it was packed.
     """
 
-    args: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int, int, int, int]
+    args: Arguments
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class Weight:
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         none = torch.empty(0, device=data.device)
-        given = (scales, codes, nested, table, offset)
+        given = (data, scales, codes, nested, table, offset)
         parts = (none if part is None else part.detach() for part in given)
-        rows, columns = (int(size) for size in shape)
-        self.args = (data.detach(), *parts, int(format), int(block), int(nested_block), rows, columns)  # type: ignore[assignment]
+        numbers = (int(format), int(block), int(nested_block), int(shape[0]), int(shape[1]))
+        self.args = cast("Arguments", (*parts, *numbers))
         self.dtype = dtype
 
     @property
@@ -82,7 +82,7 @@ class Weight:
 
     def parts(self) -> dict[str, Tensor]:
         """The tensors by name. Those without elements are absent."""
-        return dict(zip(PARTS, self.args[:6]))
+        return dict(zip(PARTS, self.args[:6], strict=True))
 
     def __repr__(self) -> str:
         nested = ", nested" if self.args[3].numel() else ""
@@ -91,7 +91,8 @@ class Weight:
     def apply(self, function: Callable[[Tensor], Tensor]) -> Weight:
         """A weight of the results of `function`, which must keep bytes: a copy to another device, a clone.
 
-        Packed parts are handed to it as uint8. So a function that casts floating-point tensors leaves them alone.
+        Packed parts are handed to it as uint8. So a function that casts floating-point tensors does not
+        change them.
         """
 
         def of(part: Tensor) -> Tensor:
@@ -100,7 +101,7 @@ class Weight:
             return function(part.view(torch.uint8)).view(part.dtype)
 
         other = object.__new__(Weight)
-        other.args = (*(of(part) for part in self.args[:6]), *self.args[6:])  # type: ignore[assignment]
+        other.args = cast("Arguments", (*(of(part) for part in self.args[:6]), *self.args[6:]))
         other.dtype = other.args[0].dtype if self.format == Format.DENSE else self.dtype
         return other
 
@@ -123,14 +124,19 @@ class Weight:
 
     @classmethod
     def quantize(
-        cls, values: Tensor, format: Format | str = Format.NF4, *, block: int = 64, nested: Nested | str = Nested.NONE
+        cls,
+        values: Tensor,
+        format: Format | str = Format.NF4,
+        *,
+        block: int = 64,
+        nested: Nested | str = Nested.NONE,
     ) -> Weight:
         """Packs a matrix, on the CPU."""
         form = Format[format.upper()] if isinstance(format, str) else Format(format)
         nest = Nested[nested.upper()] if isinstance(nested, str) else Nested(nested)
         _check_matrix(values.shape)
         parts = torch.ops.nibble.quantize(values.detach().cpu(), int(form), block, int(nest))
-        named = {name: part.to(values.device) for name, part in zip(PARTS, parts)}
+        named = {name: part.to(values.device) for name, part in zip(PARTS, parts, strict=True)}
         shape = (values.shape[0], values.shape[1])
         return cls(named.pop("data"), shape, form, **named, block=block, dtype=values.dtype)
 
@@ -138,14 +144,16 @@ class Weight:
     def from_bitsandbytes(cls, weight: Tensor, state: Any = None) -> Weight:
         """The weight of bitsandbytes' Linear4bit or Linear8bitLt, without a copy.
 
-        `weight` is a Params4bit or an Int8Params. `state` is its QuantState, or the row maxima (SCB) of an int8
-        weight. Default: those that `weight` holds.
+        `weight` is a Params4bit or an Int8Params. `state` is its QuantState, or the row maxima (SCB) of an
+        int8 weight. Default: those that `weight` holds.
         """
         if weight.dtype == torch.int8:
             return cls._from_int8(weight, state)
         state = state if state is not None else getattr(weight, "quant_state", None)
         if state is None:
-            raise ValueError("the weight has no quant_state: move the module to its device first, which packs it")
+            raise ValueError(
+                "the weight has no quant_state: move the module to its device first, which packs it"
+            )
         if getattr(state, "packing_format_for_cpu", False):
             raise ValueError(
                 "bitsandbytes has repacked this weight for its CPU kernels, with bf16 scales. "
@@ -178,9 +186,13 @@ class Weight:
         if scales is None:
             raise ValueError("the int8 weight has no SCB, the maxima of its rows: hand them in as `state`")
         _check_matrix(weight.shape)
-        return cls(weight, (weight.shape[0], weight.shape[1]), Format.INT8, scales=scales, dtype=torch.float16)
+        return cls(
+            weight, (weight.shape[0], weight.shape[1]), Format.INT8, scales=scales, dtype=torch.float16
+        )
 
 
 def _check_matrix(shape: Any) -> None:
     if len(shape) != 2:
-        raise ValueError(f"a weight of a linear layer is a matrix [out, in], this one has the shape {list(shape)}")
+        raise ValueError(
+            f"a weight of a linear layer is a matrix [out, in], this one has the shape {list(shape)}"
+        )

@@ -66,10 +66,24 @@ static bool is_needed(const nbl__slot *slot, bool backward)
     return slot->role == NBL_ROLE_COTANGENT && strcmp(slot->of, "residual_out") != 0;
 }
 
+/* Checks that every attribute that is one of several words is one of them. */
+static nbl_status check_words(nbl_context *ctx, const nbl__family *family, const void *copy)
+{
+    for (const nbl__attr *attr = family->attrs; attr->name; attr++) {
+        if (attr->type != NBL_ATTR_WORD) continue;
+        int value = *(const int *)(const void *)((const char *)copy + attr->offset), count = 0;
+        while (attr->words[count]) count++;
+        NBL_CHECK(ctx, value >= 0 && value < count, NBL_ERROR_ARGUMENT, "%s: %s is %d; allowed are 0 to %d",
+                  family->name, attr->name, value, count - 1);
+    }
+    return NBL_OK;
+}
+
 /* Checks every tensor and weight of the copy, and that nothing needed is missing. A tensor without
  * elements is there without data. */
 static nbl_status check_given(nbl_context *ctx, const nbl__family *family, bool backward, void *copy)
 {
+    NBL_TRY(check_words(ctx, family, copy));
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
         void *field = (char *)copy + slot->offset;
         int64_t n, rows;
@@ -123,20 +137,27 @@ static nbl_status check_outputs(nbl_context *ctx, const nbl__family *family, con
     return NBL_OK;
 }
 
-/* Backward reads what forward has saved, in the dtype and shape that forward wrote. */
+/* Does backward read this result of forward? A SAVED tensor always, an output if its slot says so. */
+static bool is_read_again(const nbl__slot *slot)
+{
+    return slot->role == NBL_ROLE_SAVED || (slot->role == NBL_ROLE_OUTPUT && slot->saved);
+}
+
+/* Backward reads results of forward in the dtype and shape that forward wrote. */
 static nbl_status check_saved(nbl_context *ctx, const nbl__family *family, const void *copy)
 {
     bool any = false;
-    for (const nbl__slot *slot = family->slots; slot->name; slot++) any |= slot->role == NBL_ROLE_SAVED;
+    for (const nbl__slot *slot = family->slots; slot->name; slot++) any |= is_read_again(slot);
     if (!any) return NBL_OK;
     any_call forward;
     memcpy(&forward, copy, family->size);
     NBL_TRY(family->forward.infer(ctx, &forward));
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
-        if (slot->role != NBL_ROLE_SAVED) continue;
+        if (!is_read_again(slot)) continue;
         const nbl_tensor *mine = (const void *)((const char *)copy + slot->offset);
         const nbl_tensor *right = nbl__slot_tensor(slot, &forward);
-        if (right->rank == 0) continue;
+        bool optional = slot->role == NBL_ROLE_OUTPUT; /* backward computes it again */
+        if (right->rank == 0 || (optional && mine->data == NULL)) continue;
         NBL_CHECK(ctx, mine->data, NBL_ERROR_ARGUMENT, "%s: %s has no data", family->backward.name,
                   slot->name);
         NBL_TRY(check_output(ctx, family->backward.name, slot, mine, right));

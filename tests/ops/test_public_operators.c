@@ -26,7 +26,8 @@ typedef struct packed {
     nbl_weight w;
 } packed;
 
-static void pack(nbl_context *ctx, packed *p, nbl_format format, nbl_nested nested, int64_t rows, uint32_t seed)
+static void pack(nbl_context *ctx, packed *p, nbl_format format, nbl_nested nested, int64_t rows,
+                 uint32_t seed)
 {
     nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options), .format = format, .nested = nested};
     nbl_quantized_parts parts = {p->data, p->scales, p->codes, p->nested};
@@ -143,7 +144,8 @@ static void counts_and_dtypes_of_parts_are_checked(void **state)
     mx.w.given = (nbl_weight_parts){.data_bytes = OUT * IN / 2, .scale_codes = OUT * IN / 32};
     const nbl_weight *good[] = {&flat.w, &nested.w, &rows.w, &mx.w};
     float out[OUT * IN];
-    for (int i = 0; i < 4; i++) assert_ok(ctx, nbl_dequantize(ctx, good[i], 0, OUT, NBL_DTYPE_F32, false, out));
+    for (int i = 0; i < 4; i++)
+        assert_ok(ctx, nbl_dequantize(ctx, good[i], 0, OUT, NBL_DTYPE_F32, false, out));
     const struct {
         const nbl_weight *w;
         nbl_weight_parts change;
@@ -151,7 +153,10 @@ static void counts_and_dtypes_of_parts_are_checked(void **state)
         const char *part;
     } bad[] = {
         {&flat.w, {.data_bytes = OUT * IN / 2 - 1}, NBL_ERROR_SHAPE, "data has 1535 bytes"},
-        {&flat.w, {.scales = BLOCKS + 1}, NBL_ERROR_SHAPE, "scales has 49 elements; nf4 of shape [48, 64] needs 48"},
+        {&flat.w,
+         {.scales = BLOCKS + 1},
+         NBL_ERROR_SHAPE,
+         "scales has 49 elements; nf4 of shape [48, 64] needs 48"},
         {&flat.w, {.scale_codes = 7}, NBL_ERROR_SHAPE, "scale_codes has 7"},
         {&flat.w, {.scales = -1}, NBL_ERROR_SHAPE, "scales has"},
         {&flat.w, {.scales_dtype = NBL_DTYPE_BF16}, NBL_ERROR_DTYPE, "scales is bf16; it must be f32"},
@@ -169,7 +174,8 @@ static void counts_and_dtypes_of_parts_are_checked(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         nbl_weight w = *bad[i].w;
         w.given = bad[i].change;
-        assert_refused(ctx, nbl_dequantize(ctx, &w, 0, OUT, NBL_DTYPE_F32, false, out), bad[i].status, bad[i].part);
+        assert_refused(ctx, nbl_dequantize(ctx, &w, 0, OUT, NBL_DTYPE_F32, false, out), bad[i].status,
+                       bad[i].part);
         float x[IN], y[OUT];
         size_t bytes;
         nbl_linear l = {.dtype = NBL_DTYPE_F32,
@@ -266,7 +272,8 @@ static void what_a_call_needs_must_be_there(void **state)
                            .labels = nbl_vector(NBL_DTYPE_I32, T, labels),
                            .loss = nbl_vector(NBL_DTYPE_F32, 1, loss),
                            .logprobs = nbl_vector(NBL_DTYPE_F32, T, logprobs)};
-    assert_refused(ctx, nbl_cross_entropy_scratch(ctx, &c, false, &bytes), NBL_ERROR_ARGUMENT, "lse has no memory");
+    assert_refused(ctx, nbl_cross_entropy_scratch(ctx, &c, false, &bytes), NBL_ERROR_ARGUMENT,
+                   "lse has no memory");
     c.lse = nbl_matrix(NBL_DTYPE_F32, 2, T, lse);
     RUN(ctx, cross_entropy, forward, false, &c);
     c.dloss = nbl_vector(NBL_DTYPE_F32, 1, &one);
@@ -290,12 +297,14 @@ static void what_a_call_needs_must_be_there(void **state)
     c.lse.shape[1] = T - 1;
     assert_refused(ctx, nbl_cross_entropy_scratch(ctx, &c, true, &bytes), NBL_ERROR_SHAPE, "lse is [2, 4]");
     c.lse = (nbl_tensor){0};
-    assert_refused(ctx, nbl_cross_entropy_scratch(ctx, &c, true, &bytes), NBL_ERROR_ARGUMENT, "lse has no data");
+    assert_refused(ctx, nbl_cross_entropy_scratch(ctx, &c, true, &bytes), NBL_ERROR_ARGUMENT,
+                   "lse has no data");
     labels[3] = VOCABULARY;
     c.lse = nbl_matrix(NBL_DTYPE_F32, 2, T, lse);
     assert_ok(ctx, nbl_cross_entropy_scratch(ctx, &c, false, &bytes));
     void *scratch = aligned_alloc(64, bytes + 64);
-    assert_refused(ctx, nbl_cross_entropy_forward(ctx, &c, scratch, bytes), NBL_ERROR_ARGUMENT, "labels[3] is 96");
+    assert_refused(ctx, nbl_cross_entropy_forward(ctx, &c, scratch, bytes), NBL_ERROR_ARGUMENT,
+                   "labels[3] is 96");
     free(scratch);
     nbl_context_destroy(ctx);
 }
@@ -339,10 +348,12 @@ static void a_group_gives_the_outputs_of_its_members(void **state)
     for (int k = 0; k < T * IN; k++) assert_true(fabs(sum[k] - (double)dx[k]) < 1e-4);
     size_t bytes;
     g.members[1].dy.data = NULL;
-    assert_refused(ctx, nbl_linear_group_scratch(ctx, &g, true, &bytes), NBL_ERROR_ARGUMENT, "dy1 has no data");
+    assert_refused(ctx, nbl_linear_group_scratch(ctx, &g, true, &bytes), NBL_ERROR_ARGUMENT,
+                   "dy1 has no data");
     g.members[1].w.block = 48;
     g.members[1].w.format = NBL_FORMAT_NF4;
-    assert_refused(ctx, nbl_linear_group_scratch(ctx, &g, false, &bytes), NBL_ERROR_ARGUMENT, "w1: linear_group: block 48");
+    assert_refused(ctx, nbl_linear_group_scratch(ctx, &g, false, &bytes), NBL_ERROR_ARGUMENT,
+                   "w1: linear_group: block 48");
     nbl_context_destroy(ctx);
 }
 

@@ -180,7 +180,7 @@ void nbl__int8_product(nbl_isa isa, const nbl__gemm_term *term, int64_t m_begin,
     assert(term->a.dtype == NBL_DTYPE_I8 && term->b.transposed && term->b.weight->format == NBL_FORMAT_INT8);
     const nbl__int8_kernel *kernel = kernel_of(isa);
     const nbl_weight *weight = term->b.weight;
-    assert(term->a.scales && !term->a.pick && !term->a.transposed && n_end <= weight->shape[0]);
+    assert(term->a.scales && !term->a.k_index && !term->a.transposed && n_end <= weight->shape[0]);
     if (m_begin >= m_end || n_begin >= n_end) return;
     for (int64_t k = 0; k < term->k; k += EXACT_K) {
         job j = {term,
