@@ -1,13 +1,14 @@
-/* bnb.h - kernels for the backend of bitsandbytes that nibble's own operators do not cover: the rules by which
- * bitsandbytes quantizes on a CPU, and the ends of its int8 product.
+/* bnb.h - operators for the backend of bitsandbytes: those by whose rules bitsandbytes quantizes on a CPU, the ends
+ * of its int8 product, and two of nibble's own with fewer arguments, because a call costs time for each.
  *
  *     bnb_fourbit.c   nibble::bnb_quantize_4bit
  *     bnb_eightbit.c  nibble::bnb_quantize_8bit
  *     bnb_rows.c      nibble::bnb_quantize_rows, bnb_dequantize_product
- *     bnb_library.c   registers them, and bnb_dequantize_4bit_out
+ *     bnb_weight.c    nibble::bnb_dequantize_4bit, bnb_gemm_4bit
+ *     bnb_library.c   what they share, and their registration
  *
- * The bytes are those of bitsandbytes 0.50. All but the last operator are for host memory alone. Each has a scalar
- * path and an AVX2 path with the same bits. They run on torch's threads, from torch 2.10 on. */
+ * The bytes of the first three files are those of bitsandbytes 0.50. Their operators are for host memory alone. Each
+ * has a scalar path and an AVX2 path with the same bits. They run on torch's threads, from torch 2.10 on. */
 #ifndef NIBBLE_TORCH_BNB_H
 #define NIBBLE_TORCH_BNB_H
 
@@ -55,12 +56,14 @@ BNB_AVX2 static inline __m256i bnb_bytes_avx2(const __m256i lanes[4], bool is_si
 }
 #endif
 
+/* The last two are for devices as well. */
 #define BNB_OPERATORS(X)                                                                                     \
     X(quantize_4bit)                                                                                         \
     X(quantize_8bit)                                                                                         \
     X(quantize_rows)                                                                                         \
     X(dequantize_product)                                                                                    \
-    X(dequantize_4bit_out)
+    X(dequantize_4bit)                                                                                       \
+    X(gemm_4bit)
 
 #define BNB_KERNEL(name) void op_bnb_##name(torch_value *stack, uint64_t inputs, uint64_t outputs);
 BNB_OPERATORS(BNB_KERNEL)

@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <string.h>
-#include <sys/mman.h>
 
 /* 2.10 and later */
 __attribute__((weak)) torch_error torch_parallel_for(int64_t begin, int64_t end, int64_t grain, bnb_span span,
@@ -175,44 +174,6 @@ void bnb_measure(bool avx2, const float *values, int64_t n, bnb_magnitude *m)
     }
 }
 
-/* ---- dequantize into a tensor that exists ---- */
-
-/* Memory of this size is mapped for each tensor alone (mallopt's M_MMAP_THRESHOLD is 32 MiB at most). To map 4 KiB
- * at a time costs several times what dequantizing does. */
-static const size_t huge_bytes = (size_t)32 << 20;
-
-/* Asks for huge pages within memory that nobody has written to. */
-static void expect_writes(void *data, size_t bytes)
-{
-#if defined(MADV_HUGEPAGE)
-    const uintptr_t page = 4096;
-    uintptr_t begin = ((uintptr_t)data + page - 1) & ~(page - 1),
-              end = ((uintptr_t)data + bytes) & ~(page - 1);
-    if (bytes >= huge_bytes && begin < end) madvise((void *)begin, end - begin, MADV_HUGEPAGE);
-#else
-    (void)data, (void)bytes, (void)huge_bytes;
-#endif
-}
-
-void op_bnb_dequantize_4bit_out(torch_value *stack, uint64_t inputs, uint64_t outputs)
-{
-    torch_call c;
-    (void)inputs, (void)outputs;
-    call_begin(&c, "bnb_dequantize_4bit_out", stack);
-    nbl_weight w = call_weight(&c, "");
-    bool is_fresh = call_bool(&c);
-    nbl_tensor out = call_tensor(&c, "out");
-    if (out.data == NULL || w.shape[0] < 0 || w.shape[1] < 0 ||
-        (w.shape[1] > 0 && w.shape[0] > INT64_MAX / w.shape[1]) ||
-        call_elements(&out) != w.shape[0] * w.shape[1])
-        call_fail(&c, "out has not rows x columns elements");
-    nbl_context *ctx = call_context(&c);
-    if (!c.failed && is_fresh && !call_on_cuda(&c))
-        expect_writes(out.data, (size_t)call_elements(&out) * (out.dtype == NBL_DTYPE_F32 ? 4 : 2));
-    if (!c.failed) call_status(&c, nbl_dequantize(ctx, &w, 0, w.shape[0], out.dtype, false, out.data));
-    call_end(&c);
-}
-
 /* ---- registration ---- */
 
 static const char *const schemas[] = {
@@ -222,9 +183,11 @@ static const char *const schemas[] = {
     "bnb_quantize_rows(Tensor values, float threshold) -> (Tensor codes, Tensor absmax, Tensor outliers)",
     "bnb_dequantize_product(Tensor sums, Tensor row_absmax, Tensor column_absmax, Tensor bias, "
     "ScalarType dtype) -> Tensor",
-    "bnb_dequantize_4bit_out(Tensor data, Tensor scales, Tensor codes, Tensor nested, Tensor table, "
-    "Tensor offset, int format, int block, int nested_block, int rows, int columns, bool fresh, Tensor(a!) "
-    "out) -> ()",
+    "bnb_dequantize_4bit(Tensor data, Tensor absmax, Tensor(a!) out, int format, int block, bool fresh) -> "
+    "()",
+    "bnb_gemm_4bit(Tensor x, Tensor data, Tensor absmax, Tensor codes, Tensor table, Tensor offset, Tensor "
+    "bias, "
+    "int rows, int format, int block) -> Tensor",
 };
 
 static const struct {
@@ -239,7 +202,7 @@ static const struct {
 /* A second copy of this file in the process finds the operators defined. It leaves everything to the first. */
 __attribute__((constructor)) static void register_operators(void)
 {
-    enum { COUNT = sizeof kernels / sizeof kernels[0] };
+    enum { COUNT = sizeof kernels / sizeof kernels[0], DEVICE_COUNT = 2 };
     torch_library def, cpu, cuda;
     if (aoti_torch_library_init_fragment("nibble", __FILE__, __LINE__, &def)) return;
     for (int i = 0; i < COUNT; i++)
@@ -248,5 +211,6 @@ __attribute__((constructor)) static void register_operators(void)
     for (int i = 0; i < COUNT; i++)
         if (aoti_torch_library_impl(cpu, kernels[i].name, kernels[i].kernel)) return;
     if (aoti_torch_library_init_impl("nibble", "CUDA", __FILE__, __LINE__, &cuda)) return;
-    aoti_torch_library_impl(cuda, "bnb_dequantize_4bit_out", op_bnb_dequantize_4bit_out);
+    for (int i = COUNT - DEVICE_COUNT; i < COUNT; i++)
+        if (aoti_torch_library_impl(cuda, kernels[i].name, kernels[i].kernel)) return;
 }

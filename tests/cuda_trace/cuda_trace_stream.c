@@ -14,6 +14,7 @@ struct CUgraph_st {
     size_t count, capacity;
     int index;
     bool valid;
+    enum cudaStreamCaptureMode mode;
     cudaStream_t joined[MAX_JOINED]; /* [0]: where the capture began */
     int joined_count;
 };
@@ -39,6 +40,8 @@ struct CUevent_st {
 
 static int streams, events, graphs, live_streams, live_events, live_graphs;
 static __thread cudaGraph_t capturing; /* the capture that this thread began */
+static __thread enum cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
+static cudaGraph_t global_capture; /* the last one that forbids things to all threads, or NULL */
 
 const char *trace_stream(cudaStream_t stream, char text[24])
 {
@@ -49,9 +52,32 @@ const char *trace_stream(cudaStream_t stream, char text[24])
 
 bool trace_breaks_capture(void)
 {
-    if (capturing == NULL) return false;
-    capturing->valid = false;
+    cudaGraph_t broken = capturing;
+    if (thread_mode == cudaStreamCaptureModeRelaxed) return false;
+    if (broken == NULL && thread_mode == cudaStreamCaptureModeGlobal) broken = global_capture;
+    if (broken == NULL) return false;
+    broken->valid = false;
     return true;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
+{
+    cudaError_t error = trace_call("cudaThreadExchangeStreamCaptureMode", cudaErrorUnknown);
+    if (error != cudaSuccess) return error;
+    enum cudaStreamCaptureMode before = thread_mode;
+    thread_mode = *mode;
+    *mode = before;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
+{
+    trace_lock();
+    cudaError_t error = trace_call("cudaStreamIsCapturing", cudaErrorUnknown);
+    if (error == cudaSuccess)
+        *status = stream && stream->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    trace_unlock();
+    return error;
 }
 
 static void carry_out(const trace_operation *it)
@@ -74,6 +100,13 @@ void trace_enqueue(cudaStream_t stream, trace_operation operation)
     }
     graph->nodes[graph->count++] = operation;
     stream->enqueued++;
+}
+
+void trace_stream_live(trace_live *live)
+{
+    live->streams = live_streams;
+    live->events = live_events;
+    live->graphs = live_graphs;
 }
 
 void trace_stream_summary(void)
@@ -238,6 +271,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
         cudaGraph_t graph = calloc(1, sizeof *graph);
         if (graph == NULL) abort();
         graph->valid = true;
+        graph->mode = mode;
+        if (mode == cudaStreamCaptureModeGlobal) global_capture = graph;
         graph->index = ++graphs;
         graph->joined[graph->joined_count++] = stream;
         stream->capture = capturing = graph;
@@ -275,6 +310,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *result)
             error = trace_result("cudaStreamEndCapture", cudaErrorStreamCaptureUnjoined);
     for (int i = 0; i < graph->joined_count; i++) graph->joined[i]->capture = NULL;
     capturing = NULL;
+    if (global_capture == graph) global_capture = NULL;
     trace_line("cudaStreamEndCapture stream %d: graph %d with %zu nodes", stream->index, graph->index,
                graph->count);
     if (error == cudaSuccess) *result = graph;
