@@ -104,6 +104,39 @@ def test_opcheck_of_strided_inputs(name: str, way: str) -> None:
     torch.library.opcheck(getattr(OPS, name).default, (x.requires_grad_(), *rest))
 
 
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+def on_cuda(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        value.detach().cuda().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+        for value in values
+    )
+
+
+@cuda
+@pytest.mark.parametrize("name", [name for name in CASES if name != "quantize"])
+def test_opcheck_on_cuda(name: str) -> None:
+    torch.library.opcheck(getattr(OPS, name).default, on_cuda(CASES[name]()[name]))
+
+
+@cuda
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_opcheck_of_what_forward_saves_on_cuda(dropout: float, bias: bool) -> None:
+    """bf16, many tokens, LoRA: forward leaves t and masks. Its size is a rule of _fake.py and of op_linear.c."""
+    of, other = (layer(packed(64, 128), 20, bias=bias, dtype=torch.bfloat16) for _ in range(2))
+    x = torch.randn(3, 32, 128).bfloat16().requires_grad_()
+    absent = (*[NONE] * 6, 0, 0, 0, 0, 0, *[NONE] * 5, 0.0)
+    options = (dropout, torch.tensor([7]), 0.0)
+    one, two = (x, *arguments(of), *options), (x, *arguments(of), *arguments(other), *absent, *options)
+    for op, values in ((OPS.linear, one), (OPS.linear_group, two)):
+        values = on_cuda(values)
+        torch.library.opcheck(op.default, values)
+        saved = op(*values)[-1]
+        assert saved.dtype == torch.uint8 and saved.shape[0] == 3 * 32 + 4 and saved.shape[1] >= 64
+
+
 def test_every_operator_is_checked() -> None:
     names = {
         name.removeprefix("nibble::") for name in torch._C._dispatch_get_all_op_names() if "nibble::" in name

@@ -90,7 +90,7 @@ def test_what_is_imported_lazily() -> None:
         import sys
         import nibble_torch
         assert not {"transformers", "peft", "bitsandbytes", "nibble_torch.engine"} & set(sys.modules)
-        assert set(nibble_torch.__all__) <= {*dir(nibble_torch), "accelerate", "restore", "engine"}
+        assert set(nibble_torch.__all__) <= {*dir(nibble_torch), "Report", "accelerate", "restore", "engine"}
         try:
             nibble_torch.nothing
         except AttributeError as error:
