@@ -222,8 +222,8 @@ void op_bnb_dequantize_product(torch_value *stack, uint64_t inputs, uint64_t out
     torch_call c;
     (void)inputs, (void)outputs;
     call_begin(&c, "bnb_dequantize_product", stack);
-    nbl_tensor sums = call_tensor(&c, "sums"), row = call_tensor(&c, "row_absmax", "");
-    nbl_tensor column = call_tensor(&c, "column_absmax"), bias = call_tensor(&c, "bias", "");
+    nbl_tensor sums = call_tensor(&c, "sums"), row = call_tensor(&c, "row_absmax");
+    nbl_tensor column = call_tensor(&c, "column_absmax"), bias = call_tensor(&c, "bias");
     nbl_dtype dtype = call_dtype(&c);
     if (sums.data == NULL || sums.rank != 2 || sums.dtype != NBL_DTYPE_I32)
         call_fail(&c, "sums are not a matrix of i32 with elements");

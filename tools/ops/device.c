@@ -24,7 +24,10 @@ nbl_context *device_context(int threads, nbl_log_fn log, char why[512])
         snprintf(why, 512, "a bad number of threads, or a bad NIBBLE_ISA");
         return NULL;
     }
-    if (nbl_context_use_cuda(ctx, 0) == NBL_OK) return ctx;
+    /* NIBBLE_OPS_BORROWED: the same operators, with the default stream borrowed as frameworks lend theirs */
+    nbl_status status = getenv("NIBBLE_OPS_BORROWED") ? nbl_context_use_cuda_stream(ctx, 0, NULL, NULL)
+                                                      : nbl_context_use_cuda(ctx, 0);
+    if (status == NBL_OK) return ctx;
     snprintf(why, 512, "%s", nbl_error_message(ctx));
     nbl_context_destroy(ctx);
     return NULL;

@@ -175,7 +175,7 @@ static nbl_status dequantize_transposed(nbl_context *ctx, const nbl_weight *w)
 }
 
 /* A few rows of x, without adapter. */
-static nbl_status few_rows(nbl_context *ctx, const nbl_weight *w, nbl_dtype dtype, int64_t rows,
+static nbl_status some_rows(nbl_context *ctx, const nbl_weight *w, nbl_dtype dtype, int64_t rows,
                            int64_t columns)
 {
     nbl_linear a = *calls_layer();
@@ -189,22 +189,22 @@ static nbl_status few_rows(nbl_context *ctx, const nbl_weight *w, nbl_dtype dtyp
 
 static nbl_status one_row(nbl_context *ctx, const nbl_weight *w)
 {
-    return few_rows(ctx, w, NBL_DTYPE_BF16, 1, IN);
+    return some_rows(ctx, w, NBL_DTYPE_BF16, 1, IN);
 }
 
 static nbl_status three_rows(nbl_context *ctx, const nbl_weight *w)
 {
-    return few_rows(ctx, w, NBL_DTYPE_BF16, 3, IN);
+    return some_rows(ctx, w, NBL_DTYPE_BF16, 3, IN);
 }
 
 static nbl_status three_rows_of_f32(nbl_context *ctx, const nbl_weight *w)
 {
-    return few_rows(ctx, w, NBL_DTYPE_F32, 3, IN);
+    return some_rows(ctx, w, NBL_DTYPE_F32, 3, IN);
 }
 
 static nbl_status ragged_rows(nbl_context *ctx, const nbl_weight *w)
 {
-    return few_rows(ctx, w, NBL_DTYPE_BF16, 3, IN - 8);
+    return some_rows(ctx, w, NBL_DTYPE_BF16, 3, IN - 8);
 }
 
 static nbl_status norms(nbl_context *ctx, const nbl_weight *w)

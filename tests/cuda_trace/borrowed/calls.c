@@ -216,7 +216,7 @@ static nbl_status linear_strided(nbl_context *ctx, uint8_t *scratch)
     return status == NBL_OK ? run_linear(ctx, &a, true, scratch) : status;
 }
 
-static nbl_status linear_few(nbl_context *ctx, uint8_t *scratch)
+static nbl_status linear_four(nbl_context *ctx, uint8_t *scratch)
 {
     nbl_linear a = all.layer;
     a.x.shape[0] = a.y.shape[0] = 4;
@@ -265,7 +265,7 @@ static nbl_status grad_norm(nbl_context *ctx, uint8_t *scratch)
 const operation operations[] = {{"linear", linear, false},
                                 {"linear_backward", linear_backward, false},
                                 {"linear of one row", linear_row, false},
-                                {"linear of four rows", linear_few, false},
+                                {"linear of four rows", linear_four, false},
                                 {"linear in f16", linear_general, false},
                                 {"linear with row strides", linear_strided, false},
                                 {"linear_group", group, false},
