@@ -43,8 +43,16 @@ static __thread cudaGraph_t capturing; /* the capture that this thread began */
 static __thread enum cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 static cudaGraph_t global_capture; /* the last one that forbids things to all threads, or NULL */
 
+/* The handle of the runtime that means a stream of its own, and the one that means none. */
+static cudaStream_t stream_of(cudaStream_t handle)
+{
+    static struct CUstream_st per_thread;
+    return handle == cudaStreamPerThread ? &per_thread : handle == cudaStreamLegacy ? NULL : handle;
+}
+
 const char *trace_stream(cudaStream_t stream, char text[24])
 {
+    stream = stream_of(stream);
     snprintf(text, 24, "stream %d%s", stream ? stream->index : 0,
              stream && stream->capture ? " captured" : "");
     return text;
@@ -72,6 +80,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
 {
+    stream = stream_of(stream);
     trace_lock();
     cudaError_t error = trace_call("cudaStreamIsCapturing", cudaErrorUnknown);
     if (error == cudaSuccess)
@@ -88,6 +97,7 @@ static void carry_out(const trace_operation *it)
 
 void trace_enqueue(cudaStream_t stream, trace_operation operation)
 {
+    stream = stream_of(stream);
     cudaGraph_t graph = stream ? stream->capture : NULL;
     if (graph == NULL) {
         carry_out(&operation);
@@ -144,6 +154,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
+    stream = stream_of(stream);
     trace_lock();
     cudaError_t error = trace_call("cudaStreamSynchronize", cudaErrorLaunchFailure);
     if (error == cudaSuccess) trace_line("cudaStreamSynchronize %d", stream ? stream->index : 0);
@@ -191,6 +202,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     char on[24];
+    stream = stream_of(stream);
     trace_lock();
     cudaError_t error = trace_call("cudaEventRecord", cudaErrorUnknown);
     if (error == cudaSuccess) {
@@ -248,6 +260,7 @@ static cudaError_t wait_for(cudaStream_t stream, cudaEvent_t event)
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
     char on[24];
+    stream = stream_of(stream);
     (void)flags;
     trace_lock();
     cudaError_t error = trace_call("cudaStreamWaitEvent", cudaErrorUnknown);
@@ -263,6 +276,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
 {
+    stream = stream_of(stream);
     trace_lock();
     cudaError_t error = trace_call("cudaStreamBeginCapture", cudaErrorUnknown);
     if (error == cudaSuccess && (stream == NULL || stream->capture))
@@ -294,6 +308,7 @@ static void free_graph(cudaGraph_t graph)
 /* A capture ends even where this fails: all its streams are as they were before it. */
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *result)
 {
+    stream = stream_of(stream);
     trace_lock();
     cudaGraph_t graph = stream->capture;
     cudaError_t error = trace_call("cudaStreamEndCapture", cudaErrorUnknown);

@@ -176,7 +176,7 @@ static nbl_status dequantize_transposed(nbl_context *ctx, const nbl_weight *w)
 
 /* A few rows of x, without adapter. */
 static nbl_status some_rows(nbl_context *ctx, const nbl_weight *w, nbl_dtype dtype, int64_t rows,
-                           int64_t columns)
+                            int64_t columns)
 {
     nbl_linear a = *calls_layer();
     a.lora_a = a.lora_b = (nbl_tensor){0};
