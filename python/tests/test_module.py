@@ -204,3 +204,26 @@ def test_a_fresh_adapter_changes_nothing() -> None:
     assert torch.equal(Linear(weight, rank=4)(x), plain)
     assert error(Linear(weight, rank=4, dora=True)(x), plain) < 1e-6
     assert Linear(weight, rank=16, alpha=32, rslora=True).scale == 8
+
+
+def test_inference_computes_a_norm_once() -> None:
+    module = module_of("nested").eval()
+    assert module.lora_a is not None
+    x = torch.randn(5, 96)
+    expected = module(x).detach()
+    with torch.no_grad():
+        assert torch.equal(module(x), expected)
+        kept = module._norm
+        assert torch.equal(module(x), expected) and module._norm is kept is not None
+        module.lora_a.mul_(1.5)  # as an optimizer changes it
+        changed = module(x)
+        assert module._norm is not kept
+        module.train()
+        assert module._norm is None
+        module.lora_a.data.mul_(0.5)  # as an optimizer without version counters
+        again = module.eval()(x)
+    assert not torch.equal(changed, expected) and not torch.equal(again, changed)
+    assert torch.equal(again, module(x))
+    with torch.no_grad():
+        module(x)
+        assert module.half()._norm is None
