@@ -137,7 +137,7 @@ def norm_of(part: Part) -> Tensor:
 
 def fourbit_weight(module: Any) -> tuple[Any, ...] | str:
     """data ... columns of a Linear4bit, kept until its weight or quant state changes."""
-    weight = module.weight
+    weight = module._parameters.get("weight")
     state = getattr(weight, "quant_state", None)
     if state is None:
         return "the weight is not quantized yet: move the model to its device first"

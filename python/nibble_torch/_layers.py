@@ -63,7 +63,7 @@ def forget(module: Any) -> None:
 
 def cast_bias(module: Any, dtype: torch.dtype) -> None:
     """bitsandbytes changes the dtype of the bias for good."""
-    bias = module.bias
+    bias = module._parameters["bias"]
     if bias is not None and bias.dtype != dtype:
         bias.data = bias.data.to(dtype)
 
@@ -107,7 +107,7 @@ class FusedLinear4bit(Fused):
         weight = fourbit_weight(self)
         if isinstance(weight, str):
             return weight
-        return device_reason(x, weight) or Part(dtype, x.dtype, weight, self.bias)
+        return device_reason(x, weight) or Part(dtype, x.dtype, weight, self._parameters["bias"])
 
 
 class FusedLinear8bitLt(Fused):

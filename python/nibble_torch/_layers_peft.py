@@ -25,18 +25,18 @@ class FusedLora(Fused):
     """One active adapter, LoRA or DoRA, over a fused base layer."""
 
     def nibble_prepare(self: Any, x: Tensor) -> None:
-        base = self.base_layer
+        base = self._modules["base_layer"]
         if isinstance(base, Fused):
             base.nibble_prepare(x)
 
     def nibble_part(self: Any, x: Tensor) -> Part | str:
-        base = self.base_layer
+        base, adapters = self._modules["base_layer"], self._modules["lora_A"]._modules
         if not isinstance(base, Fused):
             return f"its base layer, a {type(base).__name__}, is not fused"
         if not is_bypassable(base):
             return HOOKED
         known = [] if self._disable_adapters or self.merged_adapters else self.active_adapters
-        known = [name for name in known if name in self.lora_A]
+        known = [name for name in known if name in adapters]
         if self._disable_adapters and self.merged_adapters:
             return "a merged adapter is disabled: PEFT unmerges it"
         if len(known) > 1:
@@ -45,21 +45,27 @@ class FusedLora(Fused):
         return part if isinstance(part, str) or not known else self._nibble_adapted(x, part, known[0])
 
     def _nibble_adapted(self: Any, x: Tensor, part: Part, name: str) -> Part | str:
-        a, b, dropout = self.lora_A[name], self.lora_B[name], self.lora_dropout[name]
-        if type(a) is not nn.Linear or type(b) is not nn.Linear or a.bias is not None or b.bias is not None:
-            return "A or B is not a plain matrix: lora_bias, or a wrapped module"
+        modules = self._modules  # attributes of a module cost more than entries of its dicts
+        a, b = modules["lora_A"]._modules[name], modules["lora_B"]._modules[name]
+        dropout = modules["lora_dropout"]._modules[name]
+        if type(a) is not nn.Linear or type(b) is not nn.Linear:
+            return f"A is a {type(a).__name__}, B a {type(b).__name__}, not Linear"
+        of_a, of_b = a._parameters, b._parameters
+        a_weight, b_weight = of_a.get("weight"), of_b.get("weight")
+        if a_weight is None or b_weight is None or of_a.get("bias") is not None or of_b.get("bias") is not None:
+            return "A or B is not a plain matrix, or has a bias: lora_bias"
         if type(dropout) not in (nn.Identity, nn.Dropout):
             return f"its dropout is a {type(dropout).__name__}"
         if not (is_bypassable(a) and is_bypassable(b) and is_bypassable(dropout)):
             return HOOKED
-        reason = self._nibble_reason(x, part, a.weight, b.weight)
+        reason = self._nibble_reason(x, part, a_weight, b_weight)
         if reason is not None:
             return reason
         p = dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
         if p >= 1:
             return f"dropout is {p}"
         scale = float(self.scaling[name])
-        part = part._replace(lora_a=a.weight, lora_b=b.weight, scale=scale, dropout=p)
+        part = part._replace(lora_a=a_weight, lora_b=b_weight, scale=scale, dropout=p)
         variant = self.lora_variant.get(name)
         return part if variant is None else self._nibble_dora(part, name, variant)
 

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_common import REPOSITORY, enter, environment
@@ -37,10 +38,10 @@ def test_every_class_and_function_is_explained() -> None:
                 assert (value.__doc__ or "").strip(), f"{name}.{member}"
 
 
-def cells() -> list[dict[str, object]]:
+def cells() -> list[dict[str, Any]]:
     notebook = json.loads(NOTEBOOK.read_text())
     assert (notebook["nbformat"], notebook["nbformat_minor"] >= 5) == (4, True)
-    found: list[dict[str, object]] = notebook["cells"]
+    found: list[dict[str, Any]] = notebook["cells"]
     return found
 
 
@@ -61,12 +62,12 @@ def test_the_notebook_is_valid() -> None:
 
 def test_the_cells_of_the_notebook_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     enter(tmp_path, monkeypatch)
-    sources = ["".join(map(str, cell["source"])) for cell in cells() if cell["cell_type"] == "code"]  # type: ignore[call-overload]
+    sources = ["".join(cell["source"]) for cell in cells() if cell["cell_type"] == "code"]
     Path("notebook.py").write_text("\n\n".join(sources))
     line = [sys.executable, "notebook.py"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300, env=environment())
     assert done.returncode == 0, done.stderr
-    shown = "".join("".join(output["text"]) for cell in cells() for output in cell.get("outputs", []))  # type: ignore[attr-defined]
+    shown = "".join("".join(output["text"]) for cell in cells() for output in cell.get("outputs", []))
     assert words(done.stdout) == words(shown) != ""
     assert "3 + 4 = 7" in done.stdout and "7 + 8 = 15" in done.stdout
 
