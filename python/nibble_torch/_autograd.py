@@ -22,7 +22,9 @@ _library: Any = torch.library.Library("nibble", "IMPL")  # type: ignore[no-untyp
 
 
 def _has_tangent(value: Any) -> bool:
-    return isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None
+    if not isinstance(value, Tensor):
+        return False
+    return forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def _register(name: str, differentiable: Sequence[int], setup: Callable[..., None], formula: Formula) -> None:

@@ -161,7 +161,6 @@ def _takes_x(x: Tensor, data: Tensor, shape: Sequence[int]) -> bool:
         and x.dtype in COMPUTE
         and 1 <= x.dim() <= 8
         and x.shape[-1] == shape[1]
-        and x.numel() > 0
         and x.device == data.device
     )
 

@@ -13,6 +13,7 @@ Products sum in float32 and are rounded once.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import logging
 import os
@@ -119,6 +120,7 @@ _registration: _Registration | None = None
 _reason = "register() was not called"
 
 
+@functools.cache
 def _version() -> str:
     try:
         return importlib.metadata.version("bitsandbytes")
@@ -172,6 +174,7 @@ def _register() -> _Registration:
         if _registration is not None:
             return _registration
     unknown = {name: _unknown(name) for name in SCHEMAS}
+    no_dynamo: Any = torch._disable_dynamo
     made = _Registration()
     try:
         for device in _devices():
@@ -184,7 +187,8 @@ def _register() -> _Registration:
                     planned.append(kernels.Kernel(name, device))
             for kernel in planned:
                 key = kernels.KEYS[device]
-                made.library.impl(kernel.name, kernel.function, key, allow_override=True)
+                # As torch.library.register_kernel, which does not override in torch 2.9.
+                made.library.impl(kernel.name, no_dynamo(kernel.function), key, allow_override=True)
             made.operators += planned
     except Exception:
         made.end()

@@ -60,7 +60,9 @@ def error(found: Tensor, expected: Tensor) -> float:
     return (found.double() - expected.double()).norm().item() / (size or 1.0)
 
 
-def compare(found: Sequence[Tensor], expected: Sequence[Tensor], inputs: Sequence[Tensor], tolerance: float) -> None:
+def compare(
+    found: Sequence[Tensor], expected: Sequence[Tensor], inputs: Sequence[Tensor], tolerance: float
+) -> None:
     """Values, and gradients of random cotangents. `expected` is computed from the same inputs, in f64."""
     cotangents = [torch.randn_like(y) for y in found]
     mine = torch.autograd.grad(found, inputs, cotangents, retain_graph=True)

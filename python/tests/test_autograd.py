@@ -38,7 +38,9 @@ def compiled_autograd() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("way", ["reentrant", "non-reentrant", "save_on_cpu", "compiled_autograd", "in compile"])
+@pytest.mark.parametrize(
+    "way", ["reentrant", "non-reentrant", "save_on_cpu", "compiled_autograd", "in compile"]
+)
 def test_the_same_gradients(way: str, of: Layer) -> None:
     x = parameter(5, 96)
     expected = gradients(lambda x: run(x, of), x, of)
@@ -49,7 +51,9 @@ def test_the_same_gradients(way: str, of: Layer) -> None:
         with compiled_autograd():
             found = gradients(lambda x: run(x, of), x, of)
     elif way == "in compile":
-        inside = torch.compile(lambda x: checkpoint(run, x, of, use_reentrant=False), backend="aot_eager", fullgraph=True)
+        inside = torch.compile(
+            lambda x: checkpoint(run, x, of, use_reentrant=False), backend="aot_eager", fullgraph=True
+        )
         found = gradients(inside, x, of)
     else:
         found = gradients(lambda x: checkpoint(run, x, of, use_reentrant=way == "reentrant"), x, of)
@@ -91,7 +95,9 @@ OPERATORS: dict[str, Callable[[Tensor, Layer], Tensor]] = {
     "norm_rope": lambda x, of: nibble_torch.norm_rope(
         x.view(5, 6, 16), torch.ones(16), torch.ones(5, 8), torch.ones(5, 8)
     ),
-    "cross_entropy": lambda x, of: nibble_torch.cross_entropy(x, of.weight, torch.arange(5), grad_in_forward=False),
+    "cross_entropy": lambda x, of: nibble_torch.cross_entropy(
+        x, of.weight, torch.arange(5), grad_in_forward=False
+    ),
 }
 
 
@@ -134,7 +140,9 @@ def test_a_gradient_that_does_not_exist_is_refused(of: Layer) -> None:
         ops.linear(x, *parts, *[none] * 5, 1.0, 0.0, none, 0.0)
     with pytest.raises(RuntimeError, match="norm_rope: weight requires a gradient"):
         nibble_torch.norm_rope(x.view(5, 6, 16), parameter(16), torch.ones(5, 8), torch.ones(5, 8))
-    _, logprobs, _, _ = ops.cross_entropy(x, *of.weight.args, torch.zeros(5, dtype=torch.int32), none, 0.0, 0.0, 0, False)
+    _, logprobs, _, _ = ops.cross_entropy(
+        x, *of.weight.args, torch.zeros(5, dtype=torch.int32), none, 0.0, 0.0, 0, False
+    )
     assert not logprobs.requires_grad
 
 
@@ -157,7 +165,11 @@ def test_autocast_changes_nothing(entered: str, compute: torch.dtype | None, dty
         with cast:
             found = torch.autograd.grad(y.sum(), inputs)
     else:
-        inside = torch.autocast("cpu", enabled=False) if entered == "disabled inside" else torch.autocast("cpu", dtype)
+        inside = (
+            torch.autocast("cpu", enabled=False)
+            if entered == "disabled inside"
+            else torch.autocast("cpu", dtype)
+        )
         with cast:
             if entered == "forward":
                 y = module(x)
@@ -184,7 +196,9 @@ def test_models_of_two_dtypes_in_turn_and_at_once() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     dtypes = [torch.bfloat16, torch.float16, torch.float32]
-    models = [Linear(packed(n, 96, nested="grid"), rank=4, adapter_dtype=d) for d, n in zip(dtypes, (64, 96, 32))]
+    models = [
+        Linear(packed(n, 96, nested="grid"), rank=4, adapter_dtype=d) for d, n in zip(dtypes, (64, 96, 32))
+    ]
     xs = [torch.randn(7, 96, dtype=d) for d in dtypes]
     expected = [model(x) for model, x in zip(models, xs, strict=True)]
     for _ in range(3):
@@ -203,7 +217,9 @@ def test_vmap_goes_through_torchs_loop(of: Layer) -> None:
     frozen = layer(of.weight)
     x = torch.randn(3, 5, 96)
     with torch.no_grad():
-        assert torch.equal(torch.vmap(lambda x: run(x, frozen))(x), torch.stack([run(row, frozen) for row in x]))
+        assert torch.equal(
+            torch.vmap(lambda x: run(x, frozen))(x), torch.stack([run(row, frozen) for row in x])
+        )
 
 
 def test_the_meta_device() -> None:

@@ -60,6 +60,7 @@ def test_the_notebook_is_valid() -> None:
     assert len(text) < 32_000, "outputs are short"
 
 
+@pytest.mark.slow
 def test_the_cells_of_the_notebook_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     enter(tmp_path, monkeypatch)
     sources = ["".join(cell["source"]) for cell in cells() if cell["cell_type"] == "code"]

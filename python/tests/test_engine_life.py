@@ -330,6 +330,7 @@ for name, (last, _) in endings.items():
 """
 
 
+@pytest.mark.slow
 def test_the_end_of_the_program() -> None:
     endings = {name: (textwrap.dedent(last), status) for name, (last, status) in ENDINGS.items()}
     line = [sys.executable, "-X", "faulthandler", "-W", "ignore::DeprecationWarning", "-c", PROGRAM]

@@ -105,7 +105,9 @@ def test_opcheck_of_strided_inputs(name: str, way: str) -> None:
 
 
 def test_every_operator_is_checked() -> None:
-    names = {name.removeprefix("nibble::") for name in torch._C._dispatch_get_all_op_names() if "nibble::" in name}
+    names = {
+        name.removeprefix("nibble::") for name in torch._C._dispatch_get_all_op_names() if "nibble::" in name
+    }
     assert {name for name in names if not name.startswith("bnb_")} == set(CASES)
 
 
@@ -118,7 +120,9 @@ class Block(nn.Module):
     def __init__(self, hidden: int = 64) -> None:
         super().__init__()
         self.members = [layer(packed(hidden, hidden), 4, bias=True), layer(packed(hidden, hidden, "fp4"), 4)]
-        self.block = [layer(packed(o, i, nested="grid"), 4, dora=True) for o, i in [(96, 64), (96, 64), (64, 96)]]
+        self.block = [
+            layer(packed(o, i, nested="grid"), 4, dora=True) for o, i in [(96, 64), (96, 64), (64, 96)]
+        ]
         self.out = Linear(packed(hidden, hidden), torch.randn(hidden), rank=4, dora=True)
         nn.init.normal_(self.out.lora_b)  # type: ignore[arg-type]
         self.adapters = nn.ParameterList(parameters(*self.members, *self.block))
