@@ -733,7 +733,7 @@ typedef nbl_status (*nbl_gradient_fn)(void *user, const char *name,
  * before that token. Label -100 is not trained, and neither is a first one.
  *
  *   pack      true: all sequences in one pass; false: one pass for each. The
- *             results are the same.
+ *             results agree within rounding.
  *   dropout   false: none; true: the adapter's lora_dropout, with masks of seed
  *             0. Masks depend on `pack`.
  *   fn, user  receives each gradient

@@ -142,7 +142,7 @@ static int64_t grain_of(int64_t block)
 
 static const float *table_of(torch_call *c)
 {
-    nbl_tensor table = call_tensor(c, "table", "");
+    nbl_tensor table = call_tensor(c, "table");
     if (table.data == NULL || table.dtype != NBL_DTYPE_F32 || call_elements(&table) != TABLE)
         call_fail(c, "table is not 256 elements of f32");
     return table.data;
@@ -158,7 +158,7 @@ void op_bnb_quantize_8bit(torch_value *stack, uint64_t inputs, uint64_t outputs)
     torch_call c;
     (void)inputs, (void)outputs;
     call_begin(&c, "bnb_quantize_8bit", stack);
-    nbl_tensor values = call_tensor(&c, "values", "");
+    nbl_tensor values = call_tensor(&c, "values");
     eightbit e = {.dtype = values.dtype, .values = values.data};
     e.table = table_of(&c);
     e.block = call_int(&c);

@@ -119,9 +119,9 @@ void op_bnb_quantize_4bit(torch_value *stack, uint64_t inputs, uint64_t outputs)
     torch_call c;
     (void)inputs, (void)outputs;
     call_begin(&c, "bnb_quantize_4bit", stack);
-    nbl_tensor values = call_tensor(&c, "values", "");
-    nbl_tensor bounds = call_tensor(&c, "bounds", "");
-    nbl_tensor order = call_tensor(&c, "order", "");
+    nbl_tensor values = call_tensor(&c, "values");
+    nbl_tensor bounds = call_tensor(&c, "bounds");
+    nbl_tensor order = call_tensor(&c, "order");
     int64_t block = call_int(&c);
     if (block < 32 || block > BNB_PIECE || (block & (block - 1)) != 0)
         call_fail(&c, "block is %lld, allowed are the powers of two from 32 to %d", (long long)block,

@@ -121,7 +121,7 @@ void op_bnb_quantize_rows(torch_value *stack, uint64_t inputs, uint64_t outputs)
     torch_call c;
     (void)inputs, (void)outputs;
     call_begin(&c, "bnb_quantize_rows", stack);
-    nbl_tensor values = call_tensor(&c, "values", "");
+    nbl_tensor values = call_tensor(&c, "values");
     double threshold = call_float(&c);
     if (values.data == NULL || values.rank != 2) call_fail(&c, "values are not a matrix with elements");
     else if (values.dtype != NBL_DTYPE_F32 && values.dtype != NBL_DTYPE_F16 && values.dtype != NBL_DTYPE_BF16)
@@ -222,8 +222,8 @@ void op_bnb_dequantize_product(torch_value *stack, uint64_t inputs, uint64_t out
     torch_call c;
     (void)inputs, (void)outputs;
     call_begin(&c, "bnb_dequantize_product", stack);
-    nbl_tensor sums = call_tensor(&c, "sums", ""), row = call_tensor(&c, "row_absmax", "");
-    nbl_tensor column = call_tensor(&c, "column_absmax", ""), bias = call_tensor(&c, "bias", "");
+    nbl_tensor sums = call_tensor(&c, "sums"), row = call_tensor(&c, "row_absmax");
+    nbl_tensor column = call_tensor(&c, "column_absmax"), bias = call_tensor(&c, "bias");
     nbl_dtype dtype = call_dtype(&c);
     if (sums.data == NULL || sums.rank != 2 || sums.dtype != NBL_DTYPE_I32)
         call_fail(&c, "sums are not a matrix of i32 with elements");

@@ -72,9 +72,9 @@ void op_bnb_dequantize_4bit(torch_value *stack, uint64_t inputs, uint64_t output
     torch_call c;
     (void)inputs, (void)outputs;
     call_begin(&c, "bnb_dequantize_4bit", stack);
-    nbl_tensor data = call_tensor(&c, "data", ""), absmax = call_tensor(&c, "absmax", "");
+    nbl_tensor data = call_tensor(&c, "data"), absmax = call_tensor(&c, "absmax");
     int handles = c.handle_count;
-    nbl_tensor out = call_tensor(&c, "out", "");
+    nbl_tensor out = call_tensor(&c, "out");
     if (c.handle_count > handles + 1) call_fail(&c, "out is not contiguous"); /* this is a copy of it */
     int64_t n = call_elements(&out), columns = out.data ? out.shape[out.rank - 1] : 1;
     nbl_weight w = weight_of(&c, &data, &absmax, NULL, NULL, NULL, n / columns, columns);
@@ -96,10 +96,10 @@ void op_bnb_gemm_4bit(torch_value *stack, uint64_t inputs, uint64_t outputs)
     (void)inputs, (void)outputs;
     call_begin(&c, "bnb_gemm_4bit", stack);
     layer.x = call_rows(&c, "x", 1);
-    nbl_tensor data = call_tensor(&c, "data", ""), absmax = call_tensor(&c, "absmax", "");
-    nbl_tensor codes = call_tensor(&c, "codes", ""), table = call_tensor(&c, "table", "");
-    nbl_tensor offset = call_tensor(&c, "offset", "");
-    layer.bias = call_tensor(&c, "bias", "");
+    nbl_tensor data = call_tensor(&c, "data"), absmax = call_tensor(&c, "absmax");
+    nbl_tensor codes = call_tensor(&c, "codes"), table = call_tensor(&c, "table");
+    nbl_tensor offset = call_tensor(&c, "offset");
+    layer.bias = call_tensor(&c, "bias");
     int64_t rows = call_int(&c), columns = layer.x.rank > 0 ? layer.x.shape[layer.x.rank - 1] : 0;
     layer.w = weight_of(&c, &data, &absmax, &codes, &table, &offset, rows, columns);
     layer.dtype = layer.x.dtype;

@@ -107,7 +107,7 @@ void op_linear_backward(torch_value *stack, uint64_t inputs, uint64_t outputs)
     call_begin(&c, "linear_backward", stack);
     layer.dy = call_rows(&c, "dy", 1);
     layer.x = call_rows(&c, "x", 1);
-    nbl_tensor saved = call_tensor(&c, "saved", "");
+    nbl_tensor saved = call_tensor(&c, "saved");
     read_layer(&c, &layer);
     int64_t wanted = call_int(&c);
     layer.dx = call_like(&layer.x, layer.w.shape[1], layer.dtype);
@@ -177,7 +177,7 @@ void op_linear_group_backward(torch_value *stack, uint64_t inputs, uint64_t outp
     nbl_linear *members = group.members;
     for (int i = 0; i < GROUP; i++) dy[i] = call_rows(&c, names[i], 1);
     members[0].x = call_rows(&c, "x", 1);
-    nbl_tensor saved = call_tensor(&c, "saved", "");
+    nbl_tensor saved = call_tensor(&c, "saved");
     int count = read_group(&c, &group);
     int64_t wanted = call_int(&c);
     members[0].dx = call_like(&members[0].x, members[0].w.shape[1], members[0].dtype);

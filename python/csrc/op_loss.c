@@ -30,7 +30,7 @@ void op_cross_entropy(torch_value *stack, uint64_t inputs, uint64_t outputs)
     loss.dtype = loss.x.dtype;
     loss.w = call_weight(&c, "");
     loss.labels = call_activation(&c, "labels");
-    loss.denominator = call_tensor(&c, "denominator", "");
+    loss.denominator = call_tensor(&c, "denominator");
     read_options(&c, &loss);
     loss.loss = loss.logprobs = call_shape_of(&loss.labels, NBL_DTYPE_F32);
     if (loss.reduction == NBL_REDUCTION_MEAN) call_output_number(&c, &loss.loss);
@@ -55,7 +55,7 @@ void op_cross_entropy_backward(torch_value *stack, uint64_t inputs, uint64_t out
     loss.dtype = loss.x.dtype;
     loss.w = call_weight(&c, "");
     loss.labels = call_activation(&c, "labels");
-    loss.denominator = call_tensor(&c, "denominator", "");
+    loss.denominator = call_tensor(&c, "denominator");
     loss.lse = call_activation(&c, "lse");
     loss.dx_in_forward = call_optional(&c, "dx_in_forward");
     read_options(&c, &loss);

@@ -22,7 +22,7 @@ void op_rmsnorm(torch_value *stack, uint64_t inputs, uint64_t outputs)
     call_begin(&c, "rmsnorm", stack);
     norm.x = call_activation(&c, "x");
     norm.dtype = norm.x.dtype;
-    norm.w = call_tensor(&c, "weight", "");
+    norm.w = call_tensor(&c, "weight");
     norm.residual = call_optional(&c, "residual");
     norm.eps = (float)call_float(&c);
     norm.offset = (float)call_float(&c);
@@ -45,7 +45,7 @@ void op_rmsnorm_backward(torch_value *stack, uint64_t inputs, uint64_t outputs)
     norm.dresidual = call_optional(&c, "dresidual");
     norm.x = call_activation(&c, "x");
     norm.dtype = norm.x.dtype;
-    norm.w = call_tensor(&c, "weight", "");
+    norm.w = call_tensor(&c, "weight");
     norm.eps = (float)call_float(&c);
     norm.offset = (float)call_float(&c);
     norm.round = call_round(&c);
@@ -65,7 +65,7 @@ static void read_norm_rope(torch_call *c, nbl_norm_rope *rope)
 {
     rope->x = call_rows(c, "x", 2);
     rope->dtype = rope->x.dtype;
-    rope->w = call_tensor(c, "weight", "");
+    rope->w = call_tensor(c, "weight");
     rope->cos = call_activation(c, "cos");
     rope->sin = call_activation(c, "sin");
     rope->eps = (float)call_float(c);
@@ -112,8 +112,8 @@ void op_dora_norm(torch_value *stack, uint64_t inputs, uint64_t outputs)
     (void)inputs, (void)outputs;
     call_begin(&c, "dora_norm", stack);
     norm.w = call_weight(&c, "");
-    norm.lora_a = call_tensor(&c, "lora_a", "");
-    norm.lora_b = call_tensor(&c, "lora_b", "");
+    norm.lora_a = call_tensor(&c, "lora_a");
+    norm.lora_b = call_tensor(&c, "lora_b");
     norm.scale = (float)call_float(&c);
     norm.dtype = call_dtype(&c);
     norm.norm = nbl_vector(NBL_DTYPE_F32, norm.w.shape[0], NULL);

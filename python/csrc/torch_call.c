@@ -269,9 +269,14 @@ static nbl_tensor read_tensor(torch_call *c, const char *name, const char *part,
     return t;
 }
 
-nbl_tensor call_tensor(torch_call *c, const char *name, const char *part)
+nbl_tensor call_part(torch_call *c, const char *name, const char *part)
 {
     return read_tensor(c, name, part, PARAMETER, 0);
+}
+
+nbl_tensor call_tensor(torch_call *c, const char *name)
+{
+    return read_tensor(c, name, "", PARAMETER, 0);
 }
 
 nbl_tensor call_activation(torch_call *c, const char *name)

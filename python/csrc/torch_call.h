@@ -58,9 +58,10 @@ double call_float(torch_call *c);
 bool call_bool(torch_call *c);
 nbl_dtype call_dtype(torch_call *c);
 
-/* A tensor argument, contiguous: a tensor with other strides is copied. Without elements it is absent. Messages
- * call it `name` with `part` behind it. */
-nbl_tensor call_tensor(torch_call *c, const char *name, const char *part);
+/* A tensor argument, contiguous: a tensor with other strides is copied. Without elements it is absent. */
+nbl_tensor call_tensor(torch_call *c, const char *name);
+/* The same. Messages call it `name` with `part` behind it. */
+nbl_tensor call_part(torch_call *c, const char *name, const char *part);
 /* The same for activations: a batch without tokens has no elements, and is there. */
 nbl_tensor call_activation(torch_call *c, const char *name);
 /* An activation that is absent if its shape is [0]. */

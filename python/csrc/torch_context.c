@@ -11,8 +11,6 @@
 #define _GNU_SOURCE /* RTLD_NOLOAD */
 #include "torch_call.h"
 
-#pragma weak nbl_context_set_stream
-#pragma weak nbl_context_use_cuda_stream
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -32,11 +30,9 @@ static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 static bool key_made;
 static atomic_uint generation;
 
-/* Functions of libtorch_cuda.so. */
+/* A function of libtorch_cuda.so. */
 static pthread_once_t cuda_once = PTHREAD_ONCE_INIT;
 static torch_error (*get_current_stream)(int32_t device_index, void **stream);
-static torch_error (*create_guard)(int32_t device_index, void **guard);
-static torch_error (*delete_guard)(void *guard);
 
 /* For each device a context that no thread computes with. All others share its cuBLASLt handle. */
 static pthread_mutex_t shared_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -119,8 +115,6 @@ static void find_cuda(void)
     if (library == NULL) return;
     get_current_stream = (torch_error(*)(int32_t, void **))dlsym(library,
                                                                  "aoti_torch_get_current_cuda_stream");
-    create_guard = (torch_error(*)(int32_t, void **))dlsym(library, "aoti_torch_create_cuda_guard");
-    delete_guard = (torch_error(*)(void *))dlsym(library, "aoti_torch_delete_cuda_guard");
 }
 
 static nbl_context *cuda_context(torch_call *c, thread_contexts *all)
@@ -128,8 +122,8 @@ static nbl_context *cuda_context(torch_call *c, thread_contexts *all)
     int32_t index = c->device_index;
     void *stream = NULL;
     pthread_once(&cuda_once, find_cuda);
-    if (get_current_stream == NULL || create_guard == NULL || delete_guard == NULL)
-        call_fail(c, "libtorch_cuda.so lacks the functions for streams. torch 2.9 or later is needed");
+    if (get_current_stream == NULL)
+        call_fail(c, "libtorch_cuda.so does not tell its current stream. torch 2.9 or later is needed");
     else if (index < 0 || index >= MAX_DEVICES)
         call_fail(c, "cuda:%d is beyond device %d", index, MAX_DEVICES - 1);
     else if (get_current_stream(index, &stream)) call_fail(c, "torch does not tell its current stream");

@@ -72,12 +72,12 @@ static const uint8_t *scale_codes_of(torch_call *c, const char *part, const nbl_
 nbl_weight call_weight(torch_call *c, const char *part)
 {
     nbl_weight w = {.dtype = NBL_DTYPE_BF16, .rank = 2};
-    nbl_tensor data = call_tensor(c, "data", part);
-    nbl_tensor scales = call_tensor(c, "scales", part);
-    nbl_tensor codes = call_tensor(c, "codes", part);
-    nbl_tensor nested = call_tensor(c, "nested", part);
-    nbl_tensor table = call_tensor(c, "table", part);
-    nbl_tensor offset = call_tensor(c, "offset", part);
+    nbl_tensor data = call_part(c, "data", part);
+    nbl_tensor scales = call_part(c, "scales", part);
+    nbl_tensor codes = call_part(c, "codes", part);
+    nbl_tensor nested = call_part(c, "nested", part);
+    nbl_tensor table = call_part(c, "table", part);
+    nbl_tensor offset = call_part(c, "offset", part);
     int64_t format = call_int(c);
     w.block = call_int(c);
     w.nested_block = call_int(c);
@@ -115,11 +115,11 @@ nbl_weight call_weight(torch_call *c, const char *part)
 
 void call_adapter(torch_call *c, const char *part, nbl_linear *layer)
 {
-    layer->bias = call_tensor(c, "bias", part);
-    layer->lora_a = call_tensor(c, "lora_a", part);
-    layer->lora_b = call_tensor(c, "lora_b", part);
-    layer->magnitude = call_tensor(c, "magnitude", part);
-    layer->norm = call_tensor(c, "norm", part);
+    layer->bias = call_part(c, "bias", part);
+    layer->lora_a = call_part(c, "lora_a", part);
+    layer->lora_b = call_part(c, "lora_b", part);
+    layer->magnitude = call_part(c, "magnitude", part);
+    layer->norm = call_part(c, "norm", part);
     layer->scale = (float)call_float(c);
 }
 
@@ -132,7 +132,7 @@ void call_own_scale(nbl_linear *member)
 void call_options(torch_call *c, nbl_linear *layer, bool adapted)
 {
     layer->dropout = (float)call_float(c);
-    layer->seeds = call_tensor(c, "seed", "");
+    layer->seeds = call_tensor(c, "seed");
     layer->threshold = (float)call_float(c);
     layer->dequantized = layer->threshold < 0;
     if (layer->dropout != 0 && adapted && layer->seeds.data == NULL)

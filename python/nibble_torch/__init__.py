@@ -7,7 +7,7 @@ y = nibble_torch.linear(x, weight, lora_a=a, lora_b=b)
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _library
 
@@ -30,11 +30,15 @@ from .ops import (  # noqa: E402
 )
 from .weight import Format, Nested, Weight  # noqa: E402
 
+if TYPE_CHECKING:
+    from ._accelerate import Report, accelerate, restore
+
 __all__ = [
     "Format",
     "Layer",
     "Linear",
     "Nested",
+    "Report",
     "Weight",
     "accelerate",
     "add_rmsnorm",
@@ -53,14 +57,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """accelerate, restore and engine need more than torch: they are imported when they are first used."""
+    """accelerate and engine need more than torch: they are imported when they are first used."""
     import importlib
 
-    if name in ("accelerate", "restore"):
-        module = importlib.import_module(".accelerate", __name__)
-        # The import has bound the name of the module. The function goes before it.
-        globals().update(accelerate=module.accelerate, restore=module.restore)
-        return globals()[name]
+    if name in ("Report", "accelerate", "restore"):
+        return getattr(importlib.import_module("._accelerate", __name__), name)
     if name == "engine":
         return importlib.import_module(".engine", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ._fake import DENSE, LAYER, WEIGHT, is_given
 
@@ -20,11 +21,17 @@ Formula = Callable[..., "tuple[Tensor | None, ...]"]
 _library: Any = torch.library.Library("nibble", "IMPL")  # type: ignore[no-untyped-call]
 
 
+def _has_tangent(value: Any) -> bool:
+    if not isinstance(value, Tensor):
+        return False
+    return forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
+
+
 def _register(name: str, differentiable: Sequence[int], setup: Callable[..., None], formula: Formula) -> None:
     """Registers the gradient of an operator: `formula` with what `setup` saves, for some of its arguments.
 
-    It does what torch.library.register_autograd does, and two things more. It refuses gradients of other
-    arguments, and it says in plain words that torch.func does not work.
+    It does what torch.library.register_autograd does, and more. It refuses gradients of other arguments. It
+    refuses forward-mode derivatives, which would be 0. It says in plain words that torch.func does not work.
     """
     op = getattr(_ops, name).default
     arguments = [argument.name for argument in op._schema.arguments]
@@ -52,6 +59,11 @@ def _register(name: str, differentiable: Sequence[int], setup: Callable[..., Non
     function: Any = type(f"nibble_{name}", (torch.autograd.Function,), members)
 
     def kernel(keyset: Any, *inputs: Any) -> Any:
+        if forward_ad._current_level >= 0 and any(_has_tangent(value) for value in inputs):
+            raise RuntimeError(
+                f"nibble: {name}: forward-mode derivatives (torch.func.jvp, forward_ad) do not exist: "
+                "call backward() or torch.autograd.grad()"
+            )
         if not (torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in inputs)):
             return run(keyset, inputs)
         if torch._C._are_functorch_transforms_active():

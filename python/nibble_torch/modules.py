@@ -59,6 +59,7 @@ class Linear(nn.Module):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout {dropout} is not in [0, 1)")
         self.weight = weight
+        self._norm: tuple[object, Tensor] | None = None
         self.out_features, self.in_features = weight.shape
         self.rank, self.dropout, self.threshold = rank, dropout, threshold
         self.scale = alpha / (math.sqrt(rank) if rslora else rank) if rank else 1.0
@@ -99,9 +100,7 @@ class Linear(nn.Module):
         if bias is not None and bias.dtype != torch.float32:
             bias = bias.to(dtype)  # type: ignore[assignment]
         seed = torch.randint(2**62, (1,), dtype=torch.int64, device=x.device) if drops else None
-        norm = None
-        if self.magnitude is not None and self.lora_a is not None and self.lora_b is not None:
-            norm = dora_norm(self.weight, self.lora_a, self.lora_b, self.scale, dtype)
+        norm = None if self.magnitude is None else self._dora_norm(dtype)
         threshold = self.threshold
         if self.weight.format == Format.INT8 and self.training and x.device.type == "cpu":
             threshold = DEQUANTIZED
@@ -120,6 +119,24 @@ class Linear(nn.Module):
         )
         return y.to(x.dtype)
 
+    def _dora_norm(self, dtype: torch.dtype) -> Tensor:
+        """DoRA's norm: once for each call of training, and once for all calls of inference.
+
+        Some optimizers write parameters without a sign in their version counters. So training keeps no norm.
+        """
+        a, b = self.lora_a, self.lora_b
+        assert a is not None and b is not None
+        if torch.compiler.is_compiling() or self.training or torch.is_grad_enabled() or a.is_inference():
+            return dora_norm(self.weight, a, b, self.scale, dtype)
+        key = (dtype, self.scale, a.data_ptr(), a._version, b.data_ptr(), b._version)
+        if self._norm is None or self._norm[0] != key:
+            self._norm = (key, dora_norm(self.weight, a, b, self.scale, dtype))
+        return self._norm[1]
+
+    def train(self, mode: bool = True) -> Linear:
+        self._norm = None
+        return super().train(mode)
+
     def extra_repr(self) -> str:
         adapter = f", rank={self.rank}, scale={self.scale:g}" if self.rank else ""
         dora = ", dora" if self.magnitude is not None else ""
@@ -128,6 +145,7 @@ class Linear(nn.Module):
     # ---- the weight moves and is saved with the module ----
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
+        self._norm = None
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.weight = self.weight.apply(fn)
         return self
@@ -163,4 +181,5 @@ class Linear(nn.Module):
                 f"{prefix}weight is {list(weight.shape)}, this layer's is {list(self.weight.shape)}"
             )
         else:
+            self._norm = None
             self.weight = weight.to(self.weight.device).apply(torch.clone)

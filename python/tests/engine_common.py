@@ -1,4 +1,4 @@
-"""What the tests of nibble_torch.engine share: where things are, and runs of a few steps on models/nibble-tiny."""
+"""What the tests of nibble_torch.engine share: where things are, and runs of a few steps."""
 
 from __future__ import annotations
 

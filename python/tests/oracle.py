@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from nibble_torch import Layer, Weight
-from torch import Tensor
+from torch import Tensor, nn
 
 FORMATS = ["nf4", "fp4", "int8", "mxfp4"]
 
@@ -15,8 +15,8 @@ def packed(rows: int, columns: int, format: str = "nf4", nested: str = "none", b
     return Weight.quantize(torch.randn(rows, columns) / columns**0.5, format, block=block, nested=nested)
 
 
-def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape).to(dtype).requires_grad_()
+def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*shape).to(dtype))
 
 
 def layer(
@@ -31,7 +31,7 @@ def layer(
     rows, columns = weight.shape
     a = parameter(rank, columns, dtype=dtype) if rank else None
     b = parameter(rows, rank, dtype=dtype) if rank else None
-    m = (torch.rand(rows) + 0.5).to(dtype).requires_grad_() if dora else None
+    m = nn.Parameter((torch.rand(rows) + 0.5).to(dtype)) if dora else None
     return Layer(weight, parameter(rows) if bias else None, a, b, m, None, scale)
 
 
@@ -60,7 +60,9 @@ def error(found: Tensor, expected: Tensor) -> float:
     return (found.double() - expected.double()).norm().item() / (size or 1.0)
 
 
-def compare(found: Sequence[Tensor], expected: Sequence[Tensor], inputs: Sequence[Tensor], tolerance: float) -> None:
+def compare(
+    found: Sequence[Tensor], expected: Sequence[Tensor], inputs: Sequence[Tensor], tolerance: float
+) -> None:
     """Values, and gradients of random cotangents. `expected` is computed from the same inputs, in f64."""
     cotangents = [torch.randn_like(y) for y in found]
     mine = torch.autograd.grad(found, inputs, cotangents, retain_graph=True)

@@ -33,7 +33,9 @@ def test_fourbit_is_that_of_bitsandbytes(kind: str, nested: bool, block: int) ->
     for shape in [(64, 128), (7, 63), (1, 33), (67, 130)]:  # whole blocks; ragged, odd
         for dtype in DTYPES:
             values = torch.randn(shape).to(dtype)
-            data, state = bnb.quantize_4bit(values, quant_type=kind, compress_statistics=nested, blocksize=block)
+            data, state = bnb.quantize_4bit(
+                values, quant_type=kind, compress_statistics=nested, blocksize=block
+            )
             weight = Weight.from_bitsandbytes(data, state)
             assert weight.dtype == dtype
             for other in DTYPES:
@@ -58,7 +60,9 @@ def test_bytes_may_be_stored_in_any_dtype(storage: torch.dtype) -> None:
 def test_quantize_is_that_of_bitsandbytes(kind: str, nested: str) -> None:
     values = torch.randn(48, 128).bfloat16()
     weight = quantize(values, kind, nested=nested)
-    data, state = bnb.quantize_4bit(values, quant_type=kind, compress_statistics=nested != "none", blocksize=64)
+    data, state = bnb.quantize_4bit(
+        values, quant_type=kind, compress_statistics=nested != "none", blocksize=64
+    )
     parts = weight.parts()
     if nested == "none":
         assert torch.equal(parts["scales"], state.absmax)

@@ -31,7 +31,7 @@ UNCALLED = {
     "nbl_chat_template_open": "nbl_chat_template_open_adapted without an adapter",
 }
 # The struct behind each dataclass, and its fields that the dataclass leaves out or makes something else of.
-RECORDS = {
+RECORDS: dict[type, tuple[str, str]] = {
     engine.AdapterSummary: ("nbl_adapter_summary", ""),
     engine.AdapterTensor: ("nbl_adapter_tensor", "rank"),
     engine.Arenas: ("nbl_plan_arenas", ""),
@@ -63,11 +63,12 @@ RECORDS = {
     engine.TrainSummary: ("nbl_train_summary", ""),
     engine.Weight: (
         "nbl_weight",
-        "rank data scales scale_codes nested_scales nested_table nested_block nested_offset nested_offset_at given",
+        "rank given data scales scale_codes nested_scales "
+        "nested_table nested_block nested_offset nested_offset_at",
     ),
 }
 # Fields that a dataclass adds.
-ADDED = {engine.TrainSummary: {"stopped"}}
+ADDED: dict[type, set[str]] = {engine.TrainSummary: {"stopped"}}
 
 
 def compiler() -> str:
@@ -93,7 +94,9 @@ def program(interface: Interface) -> str:
         prints.append(f'printf("{name} %zu\\n", sizeof({name}));')
         for field, kind in fields.items():
             member = f"(({name} *)0)->{field}"
-            lines.append(f'_Static_assert(__builtin_types_compatible_p({kind}, __typeof__({member})), "{name}.{field}");')
+            lines.append(
+                f'_Static_assert(__builtin_types_compatible_p({kind}, __typeof__({member})), "{member}");'
+            )
             prints.append(f'printf("{name}.{field} %zu\\n", offsetof({name}, {field}));')
     for enum, constants in interface.enums.items():
         prints.append(f'printf("{enum} %zu\\n", sizeof({enum}));')
@@ -132,7 +135,7 @@ def test_structs_constants_and_functions_are_those_of_the_header(tmp_path: Path)
     [
         ("int64_t tokens, hits;", "int64_t hits, tokens;"),  # offsets
         ("double loss_sum;", "uint64_t loss_sum;"),  # the type of a field of the same size
-        ("NBL_ERROR_DTYPE, NBL_ERROR_SHAPE", "NBL_ERROR_SHAPE, NBL_ERROR_DTYPE"),  # constants
+        ("NBL_LOG_INFO, NBL_LOG_DEBUG", "NBL_LOG_DEBUG, NBL_LOG_INFO"),  # constants
         ("int64_t nbl_model_vocabulary", "int nbl_model_vocabulary"),  # a result
         ("int64_t index, nbl_preview *preview", "int index, nbl_preview *preview"),  # an argument
         ("(*event)(void *user, ", "(*event)("),  # a callback
@@ -182,9 +185,14 @@ def test_words_are_those_of_the_library() -> None:
             word = word_of(enum, number)
             if hasattr(lib, f"{enum}_parse") and word != "unknown":
                 found = ctypes.c_int(-1)
-                assert getattr(lib, f"{enum}_parse")(word.encode(), ctypes.byref(found)) and found.value == number
+                assert (
+                    getattr(lib, f"{enum}_parse")(word.encode(), ctypes.byref(found))
+                    and found.value == number
+                )
                 assert number_of(enum, word, "argument") == number
-    with pytest.raises(engine.ArgumentError, match="format is 'nf3'; it must be one of dense, nf4, fp4, int8, mxfp4"):
+    with pytest.raises(
+        engine.ArgumentError, match="format is 'nf3'; it must be one of dense, nf4, fp4, int8, mxfp4"
+    ):
         number_of("nbl_format", "nf3", "format")
 
 

@@ -71,7 +71,9 @@ def test_devices() -> None:
 def test_the_log_goes_to_a_logger(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="nibble"):
         Run("examples/train/sums.yml", {"flash_attention": True})
-    assert [(record.levelname, "flash_attention" in record.getMessage()) for record in caplog.records] == [("INFO", True)]
+    assert [(record.levelname, "flash_attention" in record.getMessage()) for record in caplog.records] == [
+        ("INFO", True)
+    ]
     with caplog.at_level(logging.DEBUG):
         other = Context(log=logging.getLogger("other"))
         Run("examples/train/sums.yml", {"flash_attention": True}, context=other)
@@ -197,7 +199,9 @@ def test_a_thousand_objects_leave_no_memory_behind() -> None:
 def test_two_contexts_work_in_two_threads() -> None:
     def train(name: str) -> None:
         steps: list[int] = []
-        sums(name, context=Context(threads=1)).train(on_step=lambda event: steps.append(event.step), samples=-1)
+        sums(name, context=Context(threads=1)).train(
+            on_step=lambda event: steps.append(event.step), samples=-1
+        )
         assert steps == [1, 2, 3, 4, 5, 6]
 
     threads = [threading.Thread(target=train, args=(name,)) for name in ("a", "b")]
@@ -278,13 +282,18 @@ ENDINGS = {
     "objects that are never closed": ("keep = [model, model.tokenizer(), model.tokenizer().stream()]", 0),
     "objects in a cycle": ("model.me = model", 0),
     "objects in another module": ("sys.kept = model", 0),
-    "an exit in a callback": ("model.generate([[1]], max_tokens=9, ends=[], on_token=lambda *_: sys.exit(3))", 3),
-    "an exception in a callback": ("model.generate([[1]], max_tokens=9, ends=[], on_token=lambda *_: 1 / 0)", 1),
+    "an exit in a callback": (
+        "model.generate([[1]], max_tokens=9, ends=[], on_token=lambda *_: sys.exit(3))",
+        3,
+    ),
+    "an exception in a callback": (
+        "model.generate([[1]], max_tokens=9, ends=[], on_token=lambda *_: 1 / 0)",
+        1,
+    ),
     "a daemon thread at work": (
         """
         def work():
-            while True:
-                model.generate([[1]], max_tokens=400, ends=[], on_token=lambda *_: started.set())
+            model.generate([[1]], max_tokens=500, ends=[], on_token=lambda *_: started.set())
         threading.Thread(target=work, daemon=True).start()
         started.wait()
         """,
@@ -301,7 +310,7 @@ ENDINGS = {
         0,
     ),
 }
-# Each ending runs in a process of its own, which ends as programs do. Importing torch takes seconds: it is done once.
+# Each ending runs in a process of its own, which ends as programs do. Importing torch takes seconds: once.
 PROGRAM = """
 import os, sys, threading
 from nibble_torch.engine import Context, Model
@@ -321,9 +330,10 @@ for name, (last, _) in endings.items():
 """
 
 
+@pytest.mark.slow
 def test_the_end_of_the_program() -> None:
     endings = {name: (textwrap.dedent(last), status) for name, (last, status) in ENDINGS.items()}
-    line = [sys.executable, "-X", "faulthandler", "-c", PROGRAM]
+    line = [sys.executable, "-X", "faulthandler", "-W", "ignore::DeprecationWarning", "-c", PROGRAM]
     done = subprocess.run(
         line, input=repr(endings), capture_output=True, text=True, timeout=300, env=environment()
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import subprocess
@@ -63,7 +64,9 @@ def load(path: str) -> dict[str, torch.Tensor]:
         if name != "__metadata__":
             assert entry["dtype"] == "F32"
             begin, end = (8 + size + at for at in entry["data_offsets"])
-            tensors[name] = torch.frombuffer(bytearray(data[begin:end]), dtype=torch.float32).view(entry["shape"])
+            tensors[name] = torch.frombuffer(bytearray(data[begin:end]), dtype=torch.float32).view(
+                entry["shape"]
+            )
     return tensors
 
 
@@ -107,6 +110,13 @@ def test_i32_ids_are_not_copied() -> None:
     assert [tensor.data_ptr() - array.ctypes.data for tensor in lists.tensors] == [0, 12]
 
 
+def test_arrays_that_cannot_be_written_are_read(context: Context, ids: list[torch.Tensor]) -> None:
+    array = np.frombuffer(ids[0].numpy().tobytes(), dtype=np.int32)
+    assert not array.flags.writeable
+    model = Model(TINY, context=context)
+    assert torch.equal(model.logits([array])[0], model.logits(ids[:1])[0])
+
+
 def test_results_are_dlpack(context: Context, ids: list[torch.Tensor]) -> None:
     logits = Model(TINY, context=context).logits(ids[:1])[0]
     array = np.from_dlpack(logits)
@@ -119,7 +129,11 @@ def test_results_are_dlpack(context: Context, ids: list[torch.Tensor]) -> None:
         ([[2**31]], ValueError, r"sequences\[0\] has values outside of 32 bits"),
         ([[1], [1.5]], TypeError, "float"),
         ([[1], torch.ones(2)], DtypeError, r"sequences\[1\] has dtype torch.float32; it must be integers"),
-        ([torch.ones(2, 2).long()], ShapeError, r"sequences\[0\] has shape \(2, 2\); it must have one dimension"),
+        (
+            [torch.ones(2, 2).long()],
+            ShapeError,
+            r"sequences\[0\] has shape \(2, 2\); it must have one dimension",
+        ),
         ([1, 2], TypeError, r"sequences\[0\] is int"),
         (["text"], TypeError, r"sequences\[0\] is str"),
         ([[]], FormatError, "sequence 0 has 0 tokens"),
@@ -128,7 +142,9 @@ def test_results_are_dlpack(context: Context, ids: list[torch.Tensor]) -> None:
         ([[-1]], FormatError, "the id -1"),
     ],
 )
-def test_wrong_ids_are_refused(context: Context, sequences: list[list[int]], error: type, message: str) -> None:
+def test_wrong_ids_are_refused(
+    context: Context, sequences: list[list[int]], error: type, message: str
+) -> None:
     with pytest.raises(error, match=message):
         Model(TINY, context=context).logits(sequences)
 
@@ -142,14 +158,18 @@ def test_gradients_are_those_of_the_command(context: Context, ids: list[torch.Te
     assert (found.loss, found.trained) == written == (found.loss, sum(len(one) - 1 for one in ids) - 1)
     assert len(found.tensors) == 56 and all(name.endswith("weight") for name in found.tensors)
     # The functions name tensors as PEFT's file does, with and without its prefix.
-    want = {name.removeprefix("base_model.model."): tensor for name, tensor in load("written.safetensors").items()}
+    want = {
+        name.removeprefix("base_model.model."): tensor for name, tensor in load("written.safetensors").items()
+    }
     assert same(found.tensors, want)
 
     Path("ids.json").write_text(json.dumps([one.tolist() for one in ids]))
     Path("labels.json").write_text(json.dumps([one.tolist() for one in labels]))
-    line = "grads models/nibble-tiny --ids ids.json --labels labels.json --out command.safetensors --json --device cpu"
-    options = f"--load nf4 --dtype f32 --adapter {adapter}"
-    done = subprocess.run([command(), *line.split(), *options.split()], capture_output=True, text=True, check=True)
+    line = "grads models/nibble-tiny --ids ids.json --labels labels.json --out command.safetensors"
+    options = f"--json --device cpu --load nf4 --dtype f32 --adapter {adapter}"
+    done = subprocess.run(
+        [command(), *line.split(), *options.split()], capture_output=True, text=True, check=True
+    )
     assert json.loads(done.stdout)["trained_tokens"] == found.trained
     assert Path("command.safetensors").read_bytes() == Path("written.safetensors").read_bytes()
 
@@ -250,7 +270,7 @@ def test_evaluation_is_the_cross_entropy(context: Context, ids: list[torch.Tenso
     labels[2][1] = ids[2][1]
     seen: list[tuple[int, int]] = []
     one = model.evaluate(ids, labels, on_progress=lambda done, total: seen.append((done, total)))
-    assert (one.tokens, one.loss) == (1, pytest.approx(float(losses[2][0]), rel=1e-6))
+    assert one.tokens == 1 and one.loss == pytest.approx(float(losses[2][0]), rel=1e-6)
     assert seen and seen[-1][0] == seen[-1][1]
     with pytest.raises(ShapeError, match="labels has 1 sequences; it must have 3"):
         model.evaluate(ids, [ids[0]])
@@ -290,6 +310,40 @@ def test_failures_are_exceptions_of_python(context: Context) -> None:
     assert isinstance(exists.value, ExistsError)
     with pytest.raises(ArgumentError, match="adapter"):
         Model(TINY, context=context).gradients([[1, 2]], [[1, 2]])
+
+
+def test_numbers_are_not_cut_to_the_size_of_an_argument(context: Context) -> None:
+    model = Model(TINY, context=context)
+    for wrong in (0, -1, 2**24 + 1):
+        with pytest.raises(ArgumentError, match="max_tokens"):
+            model.generate([[1]], max_tokens=wrong)
+    with pytest.raises(OverflowError, match="max_tokens is 18446744073709551617, which does not fit 64 bits"):
+        model.generate([[1]], max_tokens=2**64 + 1)
+    with pytest.raises(OverflowError, match="seed is -1, which does not fit 64 bits"):
+        model.generate([[1]], max_tokens=1, seed=-1)
+    with pytest.raises(Exception, match="does not fit 64 bits"):
+        model.plan(tokens=2**64 + 1)
+    with pytest.raises(Exception, match="does not fit 32 bits"):
+        model.tokenizer().token(2**32 + 1)
+    with pytest.raises(Exception, match="does not fit 32 bits"):
+        Context().threads = 2**32 + 1
+
+
+def test_a_failure_keeps_nothing_alive(context: Context) -> None:
+    def fail(_sequence: int, _token: int) -> None:
+        raise LookupError
+
+    count = len(context.session.handles)
+    gc.disable()
+    try:
+        for ids in ([[999]], [[1, 2]]):
+            model = Model(TINY, context=context)
+            with pytest.raises((FormatError, LookupError)):
+                model.generate(ids, max_tokens=3, ends=[], on_token=fail)
+            del model
+            assert len(context.session.handles) == count
+    finally:
+        gc.enable()
 
 
 def test_an_exception_carries_message_and_hint() -> None:

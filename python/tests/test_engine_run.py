@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -34,9 +35,17 @@ def test_a_configuration_is_read_in_every_form() -> None:
     want = sums("out").info
     assert (want.base_model, want.output_dir, want.adapter, want.device) == (TINY, "out", True, "cpu")
     assert Run(SUMS, ["output_dir=out", "report=false"]).info == want
-    keys = {"base_model": TINY, "adapter": "lora", "lora_r": 4, "lora_target_linear": True, "output_dir": Path("ö \"'")}
+    keys = {
+        "base_model": TINY,
+        "adapter": "lora",
+        "lora_r": 4,
+        "lora_target_linear": True,
+        "output_dir": Path("ö \"'"),
+    }
     datasets = [{"path": "examples/train/sums.jsonl", "type": "chat_template"}]
-    run = Run({**keys, "learning_rate": 2e-05, "datasets": datasets}, {"datasets.0.path": Path("missing.jsonl")})
+    run = Run(
+        {**keys, "learning_rate": 2e-05, "datasets": datasets}, {"datasets.0.path": Path("missing.jsonl")}
+    )
     assert run.info.output_dir == "ö \"'"
     with pytest.raises(FileNotFoundError, match="missing.jsonl"):
         run.data()
@@ -137,7 +146,9 @@ def stop_by_interrupt(event: TrainEvent) -> None:
     ("stop", "error"),
     [(stop_by_answer, None), (stop_by_exception, LookupError), (stop_by_interrupt, KeyboardInterrupt)],
 )
-def test_a_run_that_was_stopped_ends_with_the_same_bytes(stop: object, error: type[BaseException] | None) -> None:
+def test_a_run_that_was_stopped_ends_with_the_same_bytes(
+    stop: object, error: type[BaseException] | None
+) -> None:
     whole = sums("whole").train(samples=-1)
     run = sums("parts")
     if error is None:
@@ -146,7 +157,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bytes(stop: object, error: ty
     else:
         with pytest.raises(error) as caught:
             run.train(on_step=stop, samples=-1)  # type: ignore[arg-type]
-        if hasattr(caught.value, "__notes__"):  # Python 3.11
+        if sys.version_info >= (3, 11):
             assert caught.value.__notes__ == ["interrupted after step 3; saved in parts/checkpoint-3"]
     assert Path("parts/checkpoint-3").is_dir() and not Path("parts/adapter_model.safetensors").exists()
     seen: list[TrainEvent] = []
@@ -158,14 +169,18 @@ def test_a_run_that_was_stopped_ends_with_the_same_bytes(stop: object, error: ty
 
 
 def test_ctrl_c_between_callbacks_stops_after_the_step() -> None:
-    """The signal comes while C works. Python's handler then runs at the entry of the next callback, whatever it is."""
+    """The signal comes while C works. Python's handler then runs at the entry of the next callback."""
     steps: list[int] = []
     sent = threading.Event()
 
     def on_step(event: TrainEvent) -> None:
         steps.append(event.step)
         if event.step == 2:
-            threading.Timer(0.02, lambda: (os.kill(os.getpid(), signal.SIGINT), sent.set())).start()
+            threading.Timer(0.02, interrupt).start()
+
+    def interrupt() -> None:
+        sent.set()
+        os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         sums("out", max_steps=2000, save_steps=2000, micro_batch_size=8).train(on_step=on_step, samples=-1)
@@ -190,6 +205,21 @@ def test_a_signal_handler_of_the_program_is_called_once_and_stays() -> None:
         assert seen == [signal.SIGUSR1] and signal.getsignal(signal.SIGUSR1) is handler
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_that_a_callback_sets_stays() -> None:
+    def handler(_number: int, _frame: object) -> None:
+        pass
+
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        sums("out", max_steps=1).train(
+            on_step=lambda _: bool(signal.signal(signal.SIGINT, handler)) and None, samples=-1
+        )
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert signal.getsignal(signal.SIGUSR1) is before
 
 
 def test_a_progress_report_stops_reading() -> None:

@@ -1,4 +1,4 @@
-"""Tokenizers, text streams, stop matchers, chat templates: the ids and texts of tokenizers and transformers."""
+"""Tokenizers, text streams, stop matchers, chat templates: ids and texts of the libraries that users know."""
 
 from __future__ import annotations
 

@@ -126,9 +126,7 @@ def test_gradients_with_strides(way: str) -> None:
         return (y.reshape(-1).view(10, 64)[3:7] * factor[:, :4, 1].T).sum()
 
     mine = torch.autograd.grad(after(run(x, of)), [x, *parameters(of)])
-    theirs = torch.autograd.grad(
-        after(oracle.linear(x.double(), of, torch.float32)), [x, *parameters(of)]
-    )
+    theirs = torch.autograd.grad(after(oracle.linear(x.double(), of, torch.float32)), [x, *parameters(of)])
     for a, b in zip(mine, theirs, strict=True):
         assert oracle.error(a, b) < F32
 
@@ -318,7 +316,13 @@ def test_int8_is_llm_int8() -> None:
     codes, scales, _ = bnb.functional.int8_vectorwise_quant(values.clone())
     weight = Weight.from_bitsandbytes(codes, scales)
     state = bnb.MatmulLtState()
-    state.CB, state.SCB, state.threshold, state.has_fp16_weights, state.is_training = codes, scales, 6.0, False, False
+    state.CB, state.SCB, state.threshold, state.has_fp16_weights, state.is_training = (
+        codes,
+        scales,
+        6.0,
+        False,
+        False,
+    )
     expected = bnb.matmul(x.half(), codes, state=state, threshold=6.0)
     y = nibble_torch.linear(x.half(), weight, threshold=6.0)
     # the constant of bitsandbytes' CPU path is off by 1.8e-5; f16 rounds by 5e-4

@@ -23,9 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from elftools.elf.dynamic import DynamicSection  # type: ignore[import-untyped]
-from elftools.elf.elffile import ELFFile  # type: ignore[import-untyped]
-from elftools.elf.sections import SymbolTableSection  # type: ignore[import-untyped]
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
+from elftools.elf.sections import SymbolTableSection
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEEL = Path(os.environ.get("NIBBLE_WHEEL", ""))
@@ -94,7 +95,8 @@ def required_versions(program: Path) -> dict[str, set[str]]:
     """The symbol versions asked of each library."""
     with program.open("rb") as file:
         section = ELFFile(file).get_section_by_name(".gnu.version_r")
-        return {need.name: {version.name for version in versions} for need, versions in section.iter_versions()}
+        assert isinstance(section, GNUVerNeedSection)
+        return {str(need.name): {str(v.name) for v in versions} for need, versions in section.iter_versions()}
 
 
 def run_python(code: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -208,6 +210,7 @@ def test_libtorch_has_every_function_that_the_library_calls(unpacked: Path) -> N
     with (unpacked / LIBRARY).open("rb") as file:
         versions = ELFFile(file).get_section_by_name(".gnu.version")
         symbols = ELFFile(file).get_section_by_name(".dynsym")
+        assert isinstance(versions, GNUVerSymSection) and isinstance(symbols, SymbolTableSection)
         # A symbol without a version is none of glibc's.
         called = {
             symbol.name

@@ -81,7 +81,8 @@ static nbl_status store_dequantized(upload *u, struct nbl__weight_entry *entry)
     if (u->base) {
         uint8_t *to = u->base + u->used;
         assert(u->packed && entry->as_used.data == NULL);
-        NBL_TRY(u->device->dequantize(u->m->ctx, &packed, 0, packed.shape[0], entry->as_used.dtype, false, to));
+        NBL_TRY(
+            u->device->dequantize(u->m->ctx, &packed, 0, packed.shape[0], entry->as_used.dtype, false, to));
         entry->as_used.data = to;
     }
     u->used += round_up(nbl__weight_bytes(&entry->as_used));

@@ -13,6 +13,7 @@ static long calls, failures, fail_at;
 static bool fail_later, opened;
 static int garbage; /* a byte */
 static __thread cudaError_t last_error;
+static const trace_listener *listening;
 
 void trace_lock(void)
 {
@@ -38,10 +39,44 @@ static void open_trace(void)
     }
 }
 
+void trace_listen(const trace_listener *listener)
+{
+    listening = listener;
+}
+
+void trace_fail(long at, bool later)
+{
+    open_trace();
+    calls = failures = 0;
+    fail_at = at;
+    fail_later = later;
+}
+
+long trace_calls(void)
+{
+    return calls;
+}
+
+trace_live trace_live_now(void)
+{
+    trace_live live = {0};
+    trace_memory_live(&live);
+    trace_stream_live(&live);
+    trace_blas_live(&live);
+    return live;
+}
+
 void trace_line(const char *format, ...)
 {
     va_list arguments;
     open_trace();
+    if (listening && listening->line) {
+        static __thread char text[10 * 1024]; /* the arguments of a kernel fit */
+        va_start(arguments, format);
+        vsnprintf(text, sizeof text, format, arguments);
+        va_end(arguments);
+        listening->line(text);
+    }
     if (out == NULL) return;
     va_start(arguments, format);
     vfprintf(out, format, arguments);
@@ -72,6 +107,7 @@ cudaError_t trace_call(const char *name, cudaError_t error)
     open_trace();
     leave_garbage();
     calls++;
+    if (listening && listening->call) listening->call(name);
     bool fails = fail_at && (fail_later ? calls >= fail_at : calls == fail_at);
     return fails ? trace_result(name, error) : cudaSuccess;
 }
@@ -149,7 +185,9 @@ cudaError_t cudaGetDevice(int *device)
 cudaError_t cudaSetDevice(int device)
 {
     if (device != 0 || trace_device() == NULL) return trace_result("cudaSetDevice", cudaErrorInvalidDevice);
-    return trace_call("cudaSetDevice", cudaErrorUnknown);
+    cudaError_t error = trace_call("cudaSetDevice", cudaErrorUnknown);
+    if (error == cudaSuccess) trace_make_current();
+    return error;
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device)

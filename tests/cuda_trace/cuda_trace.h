@@ -9,7 +9,9 @@
  *   NIBBLE_CUDA_TRACE=FILE          where the trace goes; without it none is written
  *   NIBBLE_CUDA_TRACE_DEVICE=NAME   sm_90 (an H200, the default), sm_80 (an A100) or none
  *   NIBBLE_CUDA_TRACE_FAIL=N        call N fails, counted from 1; `N+`: it and all later ones
- *   NIBBLE_CUDA_TRACE_GARBAGE=BYTE  what free stack memory holds after a call (default: 0) */
+ *   NIBBLE_CUDA_TRACE_GARBAGE=BYTE  what free stack memory holds after a call (default: 0)
+ *
+ * A test that is linked with it (borrowed_stream.c) hears of lines and calls while it runs. */
 #ifndef NIBBLE_CUDA_TRACE_H
 #define NIBBLE_CUDA_TRACE_H
 
@@ -38,6 +40,24 @@ cudaError_t trace_call(const char *name, cudaError_t error);
 /* The call fails: `error` becomes the thread's last error, and a line of the trace unless it is cudaSuccess. */
 cudaError_t trace_result(const char *name, cudaError_t error);
 
+/* Hears each line of the trace, and the name of each call that can fail, from the thread that made it. NULL: nobody. */
+typedef struct trace_listener {
+    void (*line)(const char *line);
+    void (*call)(const char *name);
+} trace_listener;
+void trace_listen(const trace_listener *listener);
+/* As NIBBLE_CUDA_TRACE_FAIL, counted from here on; 0: none fails. */
+void trace_fail(long at, bool later);
+/* Calls since then. */
+long trace_calls(void);
+
+/* What has been made and not freed. */
+typedef struct trace_live {
+    size_t device, host; /* allocations */
+    int streams, events, graphs, handles;
+} trace_live;
+trace_live trace_live_now(void);
+
 /* Calls of all threads go one after another. */
 void trace_lock(void);
 void trace_unlock(void);
@@ -54,6 +74,7 @@ uint64_t trace_hash(const void *from, size_t bytes);
 /* "host", or the address where it is the same in every run. */
 const char *trace_address(const void *p, char text[24]);
 void trace_memory_summary(void);
+void trace_memory_live(trace_live *live);
 
 /* ---- cuda_trace_stream.c ---- */
 
@@ -70,8 +91,18 @@ typedef struct trace_operation {
 void trace_enqueue(cudaStream_t stream, trace_operation operation);
 /* "s1", or "s1 captured". */
 const char *trace_stream(cudaStream_t stream, char text[24]);
-/* What a call means that a capture of this thread does not allow: it makes the capture invalid. */
+/* Is this a call that a capture does not allow, of this thread or, in the global mode, of another one? It makes the
+ * capture invalid. */
 bool trace_breaks_capture(void);
 void trace_stream_summary(void);
+void trace_stream_live(trace_live *live);
+
+/* ---- cuda_trace_blas.c ---- */
+void trace_blas_live(trace_live *live);
+
+/* ---- cuda_trace_driver.c ---- */
+
+/* cudaSetDevice of this thread. */
+void trace_make_current(void);
 
 #endif

@@ -24,16 +24,32 @@ static cublasStatus_t status_of(cudaError_t error)
     return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INTERNAL_ERROR;
 }
 
+static int live_handles;
+
+void trace_blas_live(trace_live *live)
+{
+    live->handles = live_handles;
+}
+
+/* The library may allocate memory of the device here, which a capture does not allow. */
 static cublasStatus_t create(cublasLtHandle_t *handle)
 {
     static int one;
     *handle = (cublasLtHandle_t)(void *)&one;
-    return status_of(trace_call("cublasLtCreate", cudaErrorUnknown));
+    trace_lock();
+    cudaError_t error = trace_call("cublasLtCreate", cudaErrorUnknown);
+    if (error == cudaSuccess && trace_breaks_capture()) error = cudaErrorStreamCaptureUnsupported;
+    live_handles += error == cudaSuccess;
+    trace_unlock();
+    return status_of(error);
 }
 
 static cublasStatus_t destroy(cublasLtHandle_t handle)
 {
     (void)handle;
+    trace_lock();
+    live_handles--;
+    trace_unlock();
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -1,4 +1,4 @@
-/* cuda_trace_driver.c - the one function of the driver that is asked for. See cuda_trace.h.
+/* cuda_trace_driver.c - the functions of the driver that are asked for. See cuda_trace.h.
  *
  * A tensor map is opaque to programs. That of the stub is what it was made of: it is passed to kernels by value, so it
  * is in the trace with their arguments. */
@@ -39,6 +39,28 @@ static CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint3
     return CUDA_SUCCESS;
 }
 
+/* ---- the current context of a thread: that of the device, or none ---- */
+
+static int primary;
+static __thread CUcontext current;
+
+void trace_make_current(void)
+{
+    current = (CUcontext)(void *)&primary;
+}
+
+CUresult CUDAAPI cuCtxGetCurrent(CUcontext *context)
+{
+    *context = current;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuCtxSetCurrent(CUcontext context)
+{
+    current = context;
+    return CUDA_SUCCESS;
+}
+
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
                                              unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *found)
@@ -48,9 +70,14 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
     *function = NULL;
     if (error != cudaSuccess) return error;
     *found = cudaDriverEntryPointSymbolNotFound;
-    if (strcmp(symbol, "cuTensorMapEncodeTiled") == 0) {
-        *function = (void *)encode_tiled;
-        *found = cudaDriverEntryPointSuccess;
-    }
+    const struct {
+        const char *name;
+        void *function;
+    } all[] = {{"cuTensorMapEncodeTiled", (void *)encode_tiled},
+               {"cuCtxGetCurrent", (void *)cuCtxGetCurrent},
+               {"cuCtxSetCurrent", (void *)cuCtxSetCurrent}};
+    for (size_t i = 0; i < sizeof all / sizeof *all && *function == NULL; i++)
+        if (strcmp(symbol, all[i].name) == 0) *function = all[i].function;
+    if (*function) *found = cudaDriverEntryPointSuccess;
     return cudaSuccess;
 }

@@ -145,13 +145,18 @@ const char *trace_address(const void *p, char text[24])
     return text;
 }
 
+void trace_memory_live(trace_live *live)
+{
+    for (size_t i = 0; i < device.count; i++) live->device += device.all[i].live;
+    for (size_t i = 0; i < host.count; i++) live->host += host.all[i].live;
+}
+
 void trace_memory_summary(void)
 {
-    size_t left = 0, left_host = 0;
-    for (size_t i = 0; i < device.count; i++) left += device.all[i].live;
-    for (size_t i = 0; i < host.count; i++) left_host += host.all[i].live;
-    trace_line("left over: %zu allocations of the device (%zu bytes), %zu of the host (%zu bytes)", left,
-               device.live_bytes, left_host, host.live_bytes);
+    trace_live live = {0};
+    trace_memory_live(&live);
+    trace_line("left over: %zu allocations of the device (%zu bytes), %zu of the host (%zu bytes)",
+               live.device, device.live_bytes, live.host, host.live_bytes);
     free(device.all);
     free(host.all);
     device.count = host.count = 0;
@@ -184,6 +189,31 @@ cudaError_t cudaFree(void *memory)
     trace_line("cudaFree %p", memory);
     if (memory && !give_back(&device, memory)) error = trace_result("cudaFree", cudaErrorInvalidValue);
     else if (trace_breaks_capture()) error = trace_result("cudaFree", cudaErrorStreamCaptureUnsupported);
+    trace_unlock();
+    return error;
+}
+
+/* In the order of the stream, which is that of the calls. Captures would make nodes of them: nobody here does that. */
+cudaError_t cudaMallocAsync(void **memory, size_t bytes, cudaStream_t stream)
+{
+    char on[24];
+    trace_lock();
+    cudaError_t error = trace_call("cudaMallocAsync", cudaErrorMemoryAllocation);
+    if (error == cudaSuccess) {
+        *memory = (void *)take(&device, bytes);
+        trace_line("cudaMallocAsync %zu -> %p, %s", bytes, *memory, trace_stream(stream, on));
+    }
+    trace_unlock();
+    return error;
+}
+
+cudaError_t cudaFreeAsync(void *memory, cudaStream_t stream)
+{
+    char on[24];
+    trace_lock();
+    cudaError_t error = trace_call("cudaFreeAsync", cudaErrorUnknown);
+    trace_line("cudaFreeAsync %p, %s", memory, trace_stream(stream, on));
+    if (!give_back(&device, memory)) error = trace_result("cudaFreeAsync", cudaErrorInvalidValue);
     trace_unlock();
     return error;
 }

@@ -14,6 +14,7 @@ struct CUgraph_st {
     size_t count, capacity;
     int index;
     bool valid;
+    enum cudaStreamCaptureMode mode;
     cudaStream_t joined[MAX_JOINED]; /* [0]: where the capture began */
     int joined_count;
 };
@@ -39,9 +40,19 @@ struct CUevent_st {
 
 static int streams, events, graphs, live_streams, live_events, live_graphs;
 static __thread cudaGraph_t capturing; /* the capture that this thread began */
+static __thread enum cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
+static cudaGraph_t global_capture; /* the last one that forbids things to all threads, or NULL */
+
+/* The handle of the runtime that means a stream of its own, and the one that means none. */
+static cudaStream_t stream_of(cudaStream_t handle)
+{
+    static struct CUstream_st per_thread;
+    return handle == cudaStreamPerThread ? &per_thread : handle == cudaStreamLegacy ? NULL : handle;
+}
 
 const char *trace_stream(cudaStream_t stream, char text[24])
 {
+    stream = stream_of(stream);
     snprintf(text, 24, "stream %d%s", stream ? stream->index : 0,
              stream && stream->capture ? " captured" : "");
     return text;
@@ -49,9 +60,33 @@ const char *trace_stream(cudaStream_t stream, char text[24])
 
 bool trace_breaks_capture(void)
 {
-    if (capturing == NULL) return false;
-    capturing->valid = false;
+    cudaGraph_t broken = capturing;
+    if (thread_mode == cudaStreamCaptureModeRelaxed) return false;
+    if (broken == NULL && thread_mode == cudaStreamCaptureModeGlobal) broken = global_capture;
+    if (broken == NULL) return false;
+    broken->valid = false;
     return true;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
+{
+    cudaError_t error = trace_call("cudaThreadExchangeStreamCaptureMode", cudaErrorUnknown);
+    if (error != cudaSuccess) return error;
+    enum cudaStreamCaptureMode before = thread_mode;
+    thread_mode = *mode;
+    *mode = before;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
+{
+    stream = stream_of(stream);
+    trace_lock();
+    cudaError_t error = trace_call("cudaStreamIsCapturing", cudaErrorUnknown);
+    if (error == cudaSuccess)
+        *status = stream && stream->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    trace_unlock();
+    return error;
 }
 
 static void carry_out(const trace_operation *it)
@@ -62,6 +97,7 @@ static void carry_out(const trace_operation *it)
 
 void trace_enqueue(cudaStream_t stream, trace_operation operation)
 {
+    stream = stream_of(stream);
     cudaGraph_t graph = stream ? stream->capture : NULL;
     if (graph == NULL) {
         carry_out(&operation);
@@ -74,6 +110,13 @@ void trace_enqueue(cudaStream_t stream, trace_operation operation)
     }
     graph->nodes[graph->count++] = operation;
     stream->enqueued++;
+}
+
+void trace_stream_live(trace_live *live)
+{
+    live->streams = live_streams;
+    live->events = live_events;
+    live->graphs = live_graphs;
 }
 
 void trace_stream_summary(void)
@@ -111,6 +154,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
+    stream = stream_of(stream);
     trace_lock();
     cudaError_t error = trace_call("cudaStreamSynchronize", cudaErrorLaunchFailure);
     if (error == cudaSuccess) trace_line("cudaStreamSynchronize %d", stream ? stream->index : 0);
@@ -158,6 +202,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     char on[24];
+    stream = stream_of(stream);
     trace_lock();
     cudaError_t error = trace_call("cudaEventRecord", cudaErrorUnknown);
     if (error == cudaSuccess) {
@@ -215,6 +260,7 @@ static cudaError_t wait_for(cudaStream_t stream, cudaEvent_t event)
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
     char on[24];
+    stream = stream_of(stream);
     (void)flags;
     trace_lock();
     cudaError_t error = trace_call("cudaStreamWaitEvent", cudaErrorUnknown);
@@ -230,6 +276,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
 {
+    stream = stream_of(stream);
     trace_lock();
     cudaError_t error = trace_call("cudaStreamBeginCapture", cudaErrorUnknown);
     if (error == cudaSuccess && (stream == NULL || stream->capture))
@@ -238,6 +285,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
         cudaGraph_t graph = calloc(1, sizeof *graph);
         if (graph == NULL) abort();
         graph->valid = true;
+        graph->mode = mode;
+        if (mode == cudaStreamCaptureModeGlobal) global_capture = graph;
         graph->index = ++graphs;
         graph->joined[graph->joined_count++] = stream;
         stream->capture = capturing = graph;
@@ -259,6 +308,7 @@ static void free_graph(cudaGraph_t graph)
 /* A capture ends even where this fails: all its streams are as they were before it. */
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *result)
 {
+    stream = stream_of(stream);
     trace_lock();
     cudaGraph_t graph = stream->capture;
     cudaError_t error = trace_call("cudaStreamEndCapture", cudaErrorUnknown);
@@ -275,6 +325,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *result)
             error = trace_result("cudaStreamEndCapture", cudaErrorStreamCaptureUnjoined);
     for (int i = 0; i < graph->joined_count; i++) graph->joined[i]->capture = NULL;
     capturing = NULL;
+    if (global_capture == graph) global_capture = NULL;
     trace_line("cudaStreamEndCapture stream %d: graph %d with %zu nodes", stream->index, graph->index,
                graph->count);
     if (error == cudaSuccess) *result = graph;

@@ -273,7 +273,8 @@ typedef struct operator_row {
     torch_kernel kernel; /* of the CPU */
     bool on_cuda;
 } operator_row;
-static operator_row operators[32];
+enum { MAX_OPERATORS = 64 };
+static operator_row operators[MAX_OPERATORS];
 static int operator_count;
 
 struct TorchLibraryOpaque {
@@ -305,6 +306,15 @@ torch_error aoti_torch_library_init_def(const char *space, const char *file, uin
     return 0;
 }
 
+/* Further operators of the same namespace: other files of python/csrc have some. */
+torch_error aoti_torch_library_init_fragment(const char *space, const char *file, uint32_t line,
+                                             torch_library *library);
+torch_error aoti_torch_library_init_fragment(const char *space, const char *file, uint32_t line,
+                                             torch_library *library)
+{
+    return aoti_torch_library_init_def(space, file, line, library);
+}
+
 torch_error aoti_torch_library_init_impl(const char *space, const char *key, const char *file, uint32_t line,
                                          torch_library *library)
 {
@@ -316,7 +326,7 @@ torch_error aoti_torch_library_init_impl(const char *space, const char *key, con
 
 torch_error aoti_torch_library_def(torch_library library, const char *schema)
 {
-    if (library->key != 0 || operator_count == 32) abort();
+    if (library->key != 0 || operator_count == MAX_OPERATORS) abort();
     operators[operator_count++].schema = schema;
     return 0;
 }

@@ -24,7 +24,11 @@ nbl_context *device_context(int threads, nbl_log_fn log, char why[512])
         snprintf(why, 512, "a bad number of threads, or a bad NIBBLE_ISA");
         return NULL;
     }
-    if (nbl_context_use_cuda(ctx, 0) == NBL_OK) return ctx;
+    /* NIBBLE_OPS_BORROWED: on a stream that is not the context's, the default one of the thread (cudaStreamPerThread) */
+    void *per_thread = (void *)(uintptr_t)2;
+    nbl_status status = getenv("NIBBLE_OPS_BORROWED") ? nbl_context_use_cuda_stream(ctx, 0, per_thread, NULL)
+                                                      : nbl_context_use_cuda(ctx, 0);
+    if (status == NBL_OK) return ctx;
     snprintf(why, 512, "%s", nbl_error_message(ctx));
     nbl_context_destroy(ctx);
     return NULL;

@@ -1,6 +1,6 @@
 """The engine of nibble in Python: opens models, plans, trains, generates, merges and exports.
 
-Each function and method calls one function of libnibble's public interface, include/nibble.h, which says more.
+Each function and method calls one function of libnibble's public interface. include/nibble.h says more.
 
     from nibble_torch.engine import Model, Run, merge
 
@@ -15,7 +15,8 @@ Each function and method calls one function of libnibble's public interface, inc
     merge("models/nibble-tiny", "sums-out", "sums-merged", verify=True)
 
 A failure is a NibbleError with `status` and `hint`, which is also Python's matching exception, such as
-FileNotFoundError. A callback that raises stops the work; the exception is raised when the library has stopped.
+FileNotFoundError. A callback that raises stops the work. The exception is raised when the library has
+stopped.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The declarations of include/nibble.h that this package calls: its sections 1 to 12, in the header's order.
 
-The text is C without comments. _cdecl makes ctypes of it. python/tests/test_engine_abi.py compiles it together with
+The text is C without comments. _cdecl makes ctypes of it. python/tests/test_engine_abi.py compiles it with
 the header, and fails if a struct, a field, a constant or a function differs, is missing or is new.
 
     abi.structs["nbl_model_options"]       a ctypes.Structure
@@ -19,9 +19,9 @@ TEXT = """
 /* 1. Versions, errors, options */
 const char *nbl_version(void);
 enum nbl_status {
-    NBL_OK, NBL_ERROR_ARGUMENT, NBL_ERROR_MEMORY, NBL_ERROR_IO, NBL_ERROR_FORMAT, NBL_ERROR_DTYPE, NBL_ERROR_SHAPE,
-    NBL_ERROR_UNSUPPORTED, NBL_ERROR_EXISTS, NBL_ERROR_NOT_FOUND, NBL_ERROR_NO_SPACE, NBL_ERROR_CANCELLED,
-    NBL_ERROR_INTERNAL
+    NBL_OK, NBL_ERROR_ARGUMENT, NBL_ERROR_MEMORY, NBL_ERROR_IO, NBL_ERROR_FORMAT, NBL_ERROR_DTYPE,
+    NBL_ERROR_SHAPE, NBL_ERROR_UNSUPPORTED, NBL_ERROR_EXISTS, NBL_ERROR_NOT_FOUND, NBL_ERROR_NO_SPACE,
+    NBL_ERROR_CANCELLED, NBL_ERROR_INTERNAL
 };
 const char *nbl_status_name(nbl_status status);
 const char *nbl_status_text(nbl_status status);
@@ -115,7 +115,8 @@ struct nbl_weight {
 /* 5. Checkpoints */
 struct nbl_checkpoint;
 enum nbl_open_mode { NBL_OPEN_STRICT, NBL_OPEN_TOLERANT };
-nbl_status nbl_checkpoint_open(nbl_context *ctx, const char *path, nbl_open_mode mode, nbl_checkpoint **checkpoint);
+nbl_status nbl_checkpoint_open(nbl_context *ctx, const char *path, nbl_open_mode mode,
+                               nbl_checkpoint **checkpoint);
 void nbl_checkpoint_close(nbl_checkpoint *checkpoint);
 struct nbl_checkpoint_summary {
     const char *architecture;
@@ -182,15 +183,16 @@ struct nbl_model_options {
     const char *adapter;
     bool plan_only;
 };
-nbl_status nbl_model_open(nbl_context *ctx, const char *path, const nbl_model_options *options, nbl_model **model);
+nbl_status nbl_model_open(nbl_context *ctx, const char *path, const nbl_model_options *options,
+                          nbl_model **model);
 void nbl_model_close(nbl_model *model);
 int64_t nbl_model_vocabulary(const nbl_model *model);
 int64_t nbl_model_max_positions(const nbl_model *model);
 nbl_status nbl_model_logits(nbl_model *model, const nbl_ids *sequences, int64_t count, float *const *logits);
 typedef nbl_status (*nbl_gradient_fn)(void *user, const char *name, const nbl_tensor *gradient);
-nbl_status nbl_model_gradients(nbl_model *model, const nbl_ids *sequences, const nbl_ids *labels, int64_t count,
-                               bool pack, bool dropout, nbl_gradient_fn fn, void *user, double *loss,
-                               int64_t *trained);
+nbl_status nbl_model_gradients(nbl_model *model, const nbl_ids *sequences, const nbl_ids *labels,
+                               int64_t count, bool pack, bool dropout, nbl_gradient_fn fn, void *user,
+                               double *loss, int64_t *trained);
 nbl_status nbl_model_write_logits(nbl_model *model, const nbl_ids *sequences, int64_t count, const char *path,
                                   bool force);
 nbl_status nbl_model_write_gradients(nbl_model *model, const nbl_ids *sequences, const nbl_ids *labels,
@@ -278,13 +280,14 @@ nbl_status nbl_tokenizer_parse(nbl_context *ctx, const char *name, const char *t
                                nbl_tokenizer **tokenizer);
 nbl_status nbl_model_tokenizer(nbl_model *model, nbl_tokenizer **tokenizer);
 void nbl_tokenizer_close(nbl_tokenizer *tokenizer);
-nbl_status nbl_tokenizer_encode(nbl_tokenizer *tokenizer, const char *text, size_t size, bool special, nbl_ids *ids);
+nbl_status nbl_tokenizer_encode(nbl_tokenizer *tokenizer, const char *text, size_t size, bool special,
+                                nbl_ids *ids);
 nbl_status nbl_tokenizer_encode_batch(nbl_tokenizer *tokenizer, int64_t count, const nbl_string *texts,
                                       bool special, nbl_ids *lists);
 void nbl_ids_free(nbl_context *ctx, nbl_ids *ids);
 void nbl_tokenizer_set_truncation_and_padding(nbl_tokenizer *tokenizer, bool on);
-nbl_status nbl_tokenizer_decode(nbl_tokenizer *tokenizer, const int32_t *ids, int64_t count, bool skip_special,
-                                char **text, size_t *size);
+nbl_status nbl_tokenizer_decode(nbl_tokenizer *tokenizer, const int32_t *ids, int64_t count,
+                                bool skip_special, char **text, size_t *size);
 void nbl_text_free(nbl_context *ctx, char *text, size_t size);
 int32_t nbl_tokenizer_find(const nbl_tokenizer *tokenizer, const char *text, size_t size);
 nbl_string nbl_tokenizer_token(const nbl_tokenizer *tokenizer, int32_t id);
@@ -298,10 +301,12 @@ void nbl_text_stream_close(nbl_text_stream *stream);
 /* 9. Chats */
 struct nbl_chat_template;
 struct nbl_rendering;
-nbl_status nbl_chat_template_open(nbl_context *ctx, const char *model, const char *file, nbl_chat_template **t);
+nbl_status nbl_chat_template_open(nbl_context *ctx, const char *model, const char *file,
+                                  nbl_chat_template **t);
 nbl_status nbl_chat_template_open_adapted(nbl_context *ctx, const char *model, const char *adapter,
                                           const char *file, nbl_chat_template **t);
-nbl_status nbl_chat_template_parse(nbl_context *ctx, const char *name, nbl_string text, nbl_chat_template **t);
+nbl_status nbl_chat_template_parse(nbl_context *ctx, const char *name, nbl_string text,
+                                   nbl_chat_template **t);
 int64_t nbl_chat_template_count(const nbl_chat_template *t);
 void nbl_chat_template_close(nbl_chat_template *t);
 struct nbl_chat_variable { const char *name; nbl_string value; };
@@ -324,7 +329,8 @@ int32_t nbl_model_adapter_eos_id(const nbl_model *model, const nbl_tokenizer *to
 struct nbl_stop_matcher;
 nbl_status nbl_stop_matcher_open(nbl_context *ctx, const nbl_string *strings, int64_t count,
                                  nbl_stop_matcher **matcher);
-nbl_status nbl_stop_matcher_push(nbl_stop_matcher *matcher, nbl_string text, nbl_string *shown, bool *stopped);
+nbl_status nbl_stop_matcher_push(nbl_stop_matcher *matcher, nbl_string text, nbl_string *shown,
+                                 bool *stopped);
 nbl_string nbl_stop_matcher_finish(nbl_stop_matcher *matcher);
 void nbl_stop_matcher_close(nbl_stop_matcher *matcher);
 struct nbl_chat_encoder;

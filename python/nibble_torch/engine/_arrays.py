@@ -1,7 +1,7 @@
 """Arrays and texts on their way into the library and out of it.
 
-Ids come as anything with DLPack (torch, numpy, ...) or as a sequence of ints. One dimension, i32, in host memory and
-without gaps is handed on without a copy. Results are torch tensors, which offer DLPack themselves.
+Ids come as anything with DLPack (torch, numpy, ...) or as a sequence of ints. One dimension, i32, in host
+memory and without gaps is handed on without a copy. Results are torch tensors, which offer DLPack themselves.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def string(text: str | None) -> Any:
     if text is None:
         return abi.structs["nbl_string"]()
     data = text.encode()
-    made: Any = abi.options("nbl_string", text=ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p), size=len(data))
+    made: Any = abi.options(
+        "nbl_string", text=ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p), size=len(data)
+    )
     made.kept = data
     return made
 
@@ -90,7 +92,9 @@ def _tensor(ids: Ids, what: str) -> torch.Tensor:
     if isinstance(ids, Array):
         return from_dlpack(ids)
     if isinstance(ids, (str, bytes, int)):
-        raise TypeError(f"{what} is {type(ids).__name__}; it must be integers: a sequence, or an array with DLPack")
+        raise TypeError(
+            f"{what} is {type(ids).__name__}; it must be integers: a sequence, or an array with DLPack"
+        )
     values = array.array("q", ids)
     return torch.frombuffer(values, dtype=torch.int64) if values else torch.empty(0, dtype=torch.int64)
 

@@ -6,8 +6,8 @@
     typedef type (*name)(type x);                a callback
     type name(type x, type y);                   a function
 
-A pointer is a c_void_p if it points to void, to an opaque type or to memory that may hold zero bytes (nbl_string). It
-is a c_char_p if it points to a constant text, and POINTER(T) otherwise.
+A pointer is a c_void_p if it points to void, to an opaque type or to memory that may hold zero bytes
+(nbl_string). It is a c_char_p if it points to a constant text, and POINTER(T) otherwise.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ SCALARS: dict[str, Any] = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
 }
+INTEGERS = {"int", "int32_t", "int64_t", "uint8_t", "uint64_t", "size_t"}
 # Structs whose texts have a size and may hold zero bytes.
 SIZED_TEXTS = {"nbl_string"}
 
@@ -60,6 +61,8 @@ class Interface:
         for field, value in values.items():
             if field not in fields:
                 raise AttributeError(f"{name} has no field {field}")
+            if fields[field] in INTEGERS:
+                _check(field, self._kinds[name][field], value)
             setattr(made, field, value)
         return made
 
@@ -87,7 +90,8 @@ class Interface:
             match = re.fullmatch(r"(.+?)(\w+) ?\((.*)\)", statement)
             assert match, statement
             result, name, parameters = match.groups()
-            self.functions[name] = (self._type(result)[0], self._parameters(parameters))
+            kinds = [_checked(kind) for kind in self._parameters(parameters)]
+            self.functions[name] = (self._type(result)[0], kinds)
 
     def _declare_enum(self, text: str) -> None:
         name, _, body = text.partition("{")
@@ -175,6 +179,27 @@ class Interface:
             return self.callbacks[name]
         assert name in self.opaque, f"{name} is not declared"
         return None
+
+
+def _check(what: str, kind: Any, value: Any) -> None:
+    """Refuses an integer that the type cannot hold: ctypes would cut it."""
+    if kind(value).value != value:
+        raise OverflowError(f"{what} is {value}, which does not fit {8 * ctypes.sizeof(kind)} bits")
+
+
+def _checked(kind: Any) -> Any:
+    """The type of an argument. An integer is refused if it does not fit."""
+    if kind not in [SCALARS[name] for name in INTEGERS]:
+        return kind
+
+    class Integer(kind):  # type: ignore[misc]
+        @classmethod
+        def from_param(cls, value: Any) -> Any:
+            plain = getattr(value, "value", value)  # of a ctypes integer
+            _check("an argument", kind, plain)
+            return kind(plain)
+
+    return Integer
 
 
 def _statements(text: str) -> Iterator[str]:

@@ -1,15 +1,17 @@
-"""Calls to the library: one context at a time, callbacks that may raise, handles that may be closed at any time.
+"""Calls to the library: callbacks that may raise, handles that may be closed at any time.
 
 Session   a context of the library, and all that belongs to it. Its lock lets one thread at a time work.
 Handle    a pointer to an object of the library, until it is closed
 
-Callbacks. C cannot pass an exception on. So a callback catches what its Python function raises, asks the library to
-stop, and the exception is raised again when the call returns. A signal may arrive while C works: its Python handler
-then runs at the beginning of the next callback, before any `try` of that callback. ctypes would print the exception
-and drop it. Session therefore replaces the handlers while the library works, and catches there, too.
+Callbacks. C cannot pass an exception on. So a callback catches what its Python function raises, asks the
+library to stop, and the exception is raised again when the call returns. A signal may arrive while C works:
+its Python handler then runs at the beginning of the next callback, before any `try` of that callback. ctypes
+would print the exception and drop it. Session therefore replaces the handlers while the library works, and
+catches there, too.
 
-Closing. An object is closed by the user, by the garbage collector or at the end of the program, in any thread, even in
-a callback. It counts as closed at once. The library closes it when the context is idle.
+Closing. An object is closed by the user or by the garbage collector, in any thread, even in a callback. It
+counts as closed at once. The library closes it when the context is idle. What is open at the end of the
+program stays open.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections import deque
@@ -30,6 +33,14 @@ from typing_extensions import Self
 from ._abi import lib
 from .errors import BusyError, ClosedError, NibbleError, error_of
 
+# Those that programs handle. Asking for the handlers of all signals would take a quarter of a millisecond.
+SIGNALS = tuple(
+    int(number)
+    for number in (
+        *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+        *(signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2),
+    )
+)
 # Callbacks may call these functions with the context that is at work: they keep no state in it.
 TEXT_FUNCTIONS = ("nbl_tokenizer_", "nbl_text_", "nbl_stop_matcher_", "nbl_ids_free")
 
@@ -87,7 +98,7 @@ class Session:
         self._depth = 0  # calls at work; more than one: from a callback
         self._busy: list[Handle] = []  # their arguments
         self._sealed = False  # in a callback that may come from the middle of parallel work
-        self._in_callback = False  # in code of the user
+        self._in_callback: bool = False  # in code of the user
         self._sweeping = False
         self._caught: list[BaseException] = []
 
@@ -127,16 +138,18 @@ class Session:
 
         result  copies what the library has handed out, before another thread can call it
         """
-        failure, caught, found = self._call(function, arguments, result)
-        self._check(failure, caught)
-        return found
+        with self.work(*arguments, text=_is_text(function)) as plain:
+            with self._signals():
+                status: int = function(*plain)
+            self._raise(status)
+            return result() if result else None
 
     def read(self, function: Any, *arguments: Any) -> Any:
         """Calls a function that cannot fail, and returns its result."""
         with self.work(*arguments, text=_is_text(function)) as plain:
-            result = function(*plain)
-            self._check(None, self._caught[0] if self._caught else None)
-            return result
+            found = function(*plain)
+            self._raise(0)
+            return found
 
     def open(
         self,
@@ -148,36 +161,29 @@ class Session:
     ) -> Handle:
         """Calls a function whose last argument is the address of a new object."""
         made = c_void_p()
-        failure, caught, _ = self._call(function, (*arguments, byref(made)), None)
-        handle = Handle(self, kind, made.value, close, borrows) if made.value else None
         try:
-            self._check(failure, caught)
-            assert handle is not None
+            self.call(function, *arguments, byref(made))
         except BaseException:
-            if handle:
-                handle.close()
+            if made.value:  # what was raised came from a callback
+                Handle(self, kind, made.value, close).close()
             raise
-        return handle
+        assert made.value
+        return Handle(self, kind, made.value, close, borrows)
 
-    def _call(
-        self, function: Any, arguments: tuple[Any, ...], result: Callable[[], Any] | None
-    ) -> tuple[NibbleError | None, BaseException | None, Any]:
-        with self.work(*arguments, text=_is_text(function)) as plain:
-            with self._signals():
-                status: int = function(*plain)
-            failure = None if status == 0 else self.failure(status)
-            found = result() if result and status == 0 else None
-            return failure, self._caught[0] if self._caught else None, found
-
-    @staticmethod
-    def _check(failure: NibbleError | None, caught: BaseException | None) -> None:
-        if caught is not None:
-            add_note = getattr(caught, "add_note", None)  # Python 3.11
-            if failure is not None and add_note:
-                add_note(failure.message)  # such as: interrupted after step 3; saved in out/checkpoint-3
-            raise caught
-        if failure is not None:
-            raise failure
+    def _raise(self, status: int) -> None:
+        """Raises what a callback or a signal handler raised, else the failure that the status stands for."""
+        caught = self._caught[0] if self._caught else None
+        try:
+            if caught is not None:
+                if status and sys.version_info >= (3, 11):
+                    # Such as: interrupted after step 3; saved in out/checkpoint-3
+                    caught.add_note(self.failure(status).message)
+                raise caught
+            if status:
+                raise self.failure(status)
+        finally:
+            # Or the exception and this frame would keep each other alive, and the caller's objects.
+            del caught
 
     def failure(self, status: int) -> NibbleError:
         """The exception for a status that the library has just returned."""
@@ -197,7 +203,7 @@ class Session:
         with self._lock:
             plain = [a.get() if isinstance(a, Handle) else a for a in arguments]
             self._admit(handles, text)
-            outside = self._depth, self._caught, self._in_callback
+            outside: tuple[int, list[BaseException], bool] = self._depth, self._caught, self._in_callback
             busy = len(self._busy)
             try:
                 self._depth, self._caught, self._in_callback = outside[0] + 1, [], False
@@ -254,8 +260,11 @@ class Session:
         return kind(receive)
 
     def stop_reading(self) -> bool:
-        """Whether what was raised ends the work at a progress report. While a run trains, the first exception waits
-        for the end of the step, which is saved. Another signal leaves out the save."""
+        """Whether what was raised ends the work at a progress report.
+
+        While a run trains, the first exception waits for the end of the step, which is saved. Another signal
+        leaves out the save.
+        """
         return len(self._caught) > (1 if self.steps else 0)
 
     @contextlib.contextmanager
@@ -276,7 +285,7 @@ class Session:
                 self._caught.append(error)
 
         try:
-            for number in map(int, signal.valid_signals()):
+            for number in SIGNALS:
                 handler = signal.getsignal(number)
                 if callable(handler):
                     handlers[number] = handler
@@ -284,7 +293,13 @@ class Session:
             yield
         finally:
             for number, handler in handlers.items():
-                signal.signal(number, handler)
+                if signal.getsignal(number) is handle:  # no callback has set another one
+                    signal.signal(number, handler)
+
+
+def when_collected(owner: object, close: Callable[[], object]) -> None:
+    """Calls `close` when the owner is collected. Not at the end of the program: threads may be at work."""
+    weakref.finalize(owner, close).atexit = False
 
 
 def _is_text(function: Any) -> bool:
@@ -300,7 +315,7 @@ class Owned:
 
     def _own(self, handle: Handle) -> None:
         self.session, self.handle = handle.session, handle
-        weakref.finalize(self, handle.close)
+        when_collected(self, handle.close)
 
     @property
     def closed(self) -> bool:

@@ -1,7 +1,7 @@
 """Frozen dataclasses out of structs of the library.
 
-A dataclass has fields of its struct, under the same names; `from` is `from_`. A text becomes a str, a constant of an
-enum its word ("bf16"), a shape a tuple, a struct in a struct a dataclass.
+A dataclass has fields of its struct, under the same names; `from` is `from_`. A text becomes a str, a
+constant of an enum its word ("bf16"), a shape a tuple, a struct in a struct a dataclass.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def record_of(kind: Callable[..., Record], struct: Any, **others: object) -> Rec
     return kind(**values)
 
 
-def records_of(kind: Callable[..., Record], get: Callable[[int, int], Any], pointer: int) -> tuple[Record, ...]:
+def records_of(
+    kind: Callable[..., Record], get: Callable[[int, int], Any], pointer: int
+) -> tuple[Record, ...]:
     """The records of a list: get(pointer, index) returns a struct's address, or NULL past the end."""
     return tuple(record_of(kind, item.contents) for item in _items(get, pointer))
 
@@ -79,7 +81,7 @@ def _value(struct: Any, field: str, spelled: str, hint: Any) -> object:
 
 
 def word_of(enum: str, number: int) -> str:
-    """The word for a constant: "nf4" for NBL_FORMAT_NF4. Enums without names have the constants' last words."""
+    """The word for a constant: "nf4" for NBL_FORMAT_NF4. Without a name: the constant's last word."""
     if hasattr(lib, f"{enum}_name"):
         name: bytes = getattr(lib, f"{enum}_name")(number)
         return name.decode()

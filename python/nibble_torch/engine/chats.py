@@ -65,7 +65,7 @@ class ChatTemplate(Owned):
 
     @classmethod
     def parse(cls, text: str, *, name: str = "chat template", context: Context | None = None) -> ChatTemplate:
-        """One template from its text, without a model and without special tokens. `name` begins error messages."""
+        """One template from its text, without a model and special tokens. `name` begins error messages."""
         made = cls.__new__(cls)
         made._open(context or Context(), lib.nbl_chat_template_parse, utf8(name), string(text))
         return made
@@ -101,11 +101,12 @@ class ChatTemplate(Owned):
         return self._rendering(lib.nbl_chat_template_render, byref(chat))
 
     def render_line(self, line: Mapping[str, object], *, where: str = "chat") -> Rendering:
-        """Renders one object with the optional keys "messages", "tools", "generation_prompt", "set" and "template".
+        """Renders an object with the keys "messages", "tools", "generation_prompt", "set", "template".
 
         where  begins error messages
 
-        >>> ChatTemplate.parse("{{ messages[0].content }}").render_line({"messages": [{"content": "Hi"}]}).text
+        >>> template = ChatTemplate.parse("{{ messages[0].content }}")
+        >>> template.render_line({"messages": [{"content": "Hi"}]}).text
         'Hi'
         """
         return self._rendering(lib.nbl_chat_template_render_line, utf8(where), string(_json(line)))
@@ -134,7 +135,8 @@ class ChatEncoder(Owned):
     >>> model = Model("models/nibble-tiny")
     >>> template = ChatTemplate("models/nibble-tiny", context=model.context)
     >>> encoder = ChatEncoder(model, model.tokenizer(), template)
-    >>> row = encoder.row({"messages": [{"role": "user", "content": "3 + 4"}, {"role": "assistant", "content": "7"}]})
+    >>> messages = [{"role": "user", "content": "3 + 4"}, {"role": "assistant", "content": "7"}]
+    >>> row = encoder.row({"messages": messages})
     >>> model.evaluate([row.ids], [row.labels]).tokens
     2
     """
@@ -151,10 +153,8 @@ class ChatEncoder(Owned):
     def row(self, row: Mapping[str, object], *, where: str = "row") -> ChatRow:
         """Encodes an object with "messages", and "tools" or not. `where` begins error messages."""
         ids, labels = abi.structs["nbl_ids"](), abi.structs["nbl_ids"]()
-        self.session.call(
-            lib.nbl_chat_encoder_row,
-            *(self.handle, utf8(where), string(_json(row)), byref(ids), byref(labels)),
-        )
+        given = utf8(where), string(_json(row))
+        self.session.call(lib.nbl_chat_encoder_row, self.handle, *given, byref(ids), byref(labels))
         context = self.context.handle
         return ChatRow(take_ids(self.session, context, ids), take_ids(self.session, context, labels))
 

@@ -37,7 +37,7 @@ class TensorDiff:
 
 @dataclass(frozen=True)
 class Diff:
-    """The comparison of two checkpoints. `equal`: nothing is missing and every weight is equal, bit for bit."""
+    """A comparison of two checkpoints. `equal`: nothing is missing, and no bit differs."""
 
     tensors: tuple[TensorDiff, ...]
     missing_in_a: tuple[str, ...]
@@ -83,10 +83,8 @@ def quantize(
         shard_size=shard_size,
         allow_non_finite=allow_non_finite,
     )
-    context.session.call(
-        lib.nbl_checkpoint_quantize,
-        *(context.handle, path_of(model), path_of(out), byref(options), byref(report)),
-    )
+    paths = path_of(model), path_of(out)
+    context.session.call(lib.nbl_checkpoint_quantize, context.handle, *paths, byref(options), byref(report))
     return record_of(ConvertReport, report)
 
 
@@ -97,28 +95,23 @@ def dequantize(
     context = context or Context()
     report = abi.options("nbl_convert_report")
     options = abi.options(
-        "nbl_dequantize_options",
-        dtype=number_of("nbl_compute_dtype", dtype, "dtype"),
-        shard_size=shard_size,
+        "nbl_dequantize_options", dtype=number_of("nbl_compute_dtype", dtype, "dtype"), shard_size=shard_size
     )
-    context.session.call(
-        lib.nbl_checkpoint_dequantize,
-        *(context.handle, path_of(model), path_of(out), byref(options), byref(report)),
-    )
+    paths = path_of(model), path_of(out)
+    context.session.call(lib.nbl_checkpoint_dequantize, context.handle, *paths, byref(options), byref(report))
     return record_of(ConvertReport, report)
 
 
 def diff(a: Path, b: Path, *, tolerance: float = 0, context: Context | None = None) -> Diff:
-    """Compares two checkpoints weight by weight. `within`: nothing is missing and every rel_norm <= tolerance.
+    """Compares two checkpoints. `within`: nothing is missing and every weight's rel_norm <= tolerance.
 
     >>> diff("models/nibble-tiny", "models/nibble-tiny").equal
     True
     """
     context = context or Context()
     session = context.session
-    handle = session.open(
-        "diff", lib.nbl_diff_free, lib.nbl_checkpoint_diff, context.handle, path_of(a), path_of(b)
-    )
+    kind = "diff", lib.nbl_diff_free, lib.nbl_checkpoint_diff
+    handle = session.open(*kind, context.handle, path_of(a), path_of(b))
     try:
         with session.work(handle) as (found,):
             return Diff(

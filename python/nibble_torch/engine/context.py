@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import weakref
 from collections.abc import Callable
 from ctypes import byref, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
 from ._abi import abi, lib
-from ._core import Handle, Session
+from ._core import Handle, Session, when_collected
 from ._records import record_of
 from .errors import ArgumentError, error_of
 
@@ -59,15 +58,15 @@ class CudaDevice:
 class Context:
     """Threads, the device, the log and progress reports of the objects that are made with it.
 
-    One context serves one thread at a time: a call waits until the call of another thread has returned. Threads that
-    shall work at once take a context each. Every class and function of this package takes `context=`. Without it the
-    object has a context of its own, with the defaults.
+    One context serves one thread at a time: a call waits until the call of another thread has returned.
+    Threads that shall work at once take a context each. Every class and function of this package takes
+    `context=`. Without it the object has a context of its own, with the defaults.
 
     threads    1 to 1024; 0: all cores of this process
     device     "cpu"; "cuda" or "cuda:N"; "auto": device 0 if it can be used, else the CPU
     log        a logger; None: no log
-    progress   is called every few megabytes of input. True ends the call with a CancelledError. It cannot use objects
-               of this context.
+    progress   is called every few megabytes of input. True ends the call with a CancelledError. It cannot use
+               objects of this context.
 
     >>> with Context(threads=2) as context:
     ...     context.threads, context.device
@@ -96,10 +95,12 @@ class Context:
             abi.callbacks["nbl_progress_fn"], on_progress, True, ends=session.stop_reading, sealed=True
         )
         session.keep += [logs, reports]
-        session.begin(lambda: _create(abi.options("nbl_context_options", threads=threads, log=logs, progress=reports)))
+        session.begin(
+            lambda: _create(abi.options("nbl_context_options", threads=threads, log=logs, progress=reports))
+        )
         assert session.context
         self.handle: Handle = session.context
-        weakref.finalize(self, session.end)
+        when_collected(self, session.end)
         self._device = "cpu"
         self._threads = int(session.read(lib.nbl_threads, self.handle))
         try:
@@ -156,7 +157,7 @@ class Context:
         return found
 
     def cuda_devices(self) -> list[CudaDevice]:
-        """The CUDA devices. An UnsupportedError says whether the backend, the driver or a device is missing."""
+        """The CUDA devices. An UnsupportedError says whether backend, driver or device is missing."""
         count = ctypes.c_int()
         device = abi.options("nbl_cuda_device")
         self.session.call(lib.nbl_cuda_device_count, self.handle, byref(count))
@@ -187,14 +188,20 @@ class Context:
         self.close()
 
     def __repr__(self) -> str:
-        return "<Context (closed)>" if self.closed else f"<Context threads={self.threads} device={self.device}>"
+        return (
+            "<Context (closed)>" if self.closed else f"<Context threads={self.threads} device={self.device}>"
+        )
 
 
 def _create(options: Any) -> int:
     made = c_void_p()
     status = lib.nbl_context_create(byref(options), byref(made))
     if status or made.value is None:
-        hint = "" if status == abi.enums["nbl_status"]["NBL_ERROR_MEMORY"] else "threads must be 0 to 1024, NIBBLE_ISA a name"
+        hint = (
+            ""
+            if status == abi.enums["nbl_status"]["NBL_ERROR_MEMORY"]
+            else "threads must be 0 to 1024, NIBBLE_ISA a name"
+        )
         raise error_of(status, f"a context cannot be made: {lib.nbl_status_text(status).decode()}", hint)
     return made.value
 
@@ -210,7 +217,7 @@ def version() -> str:
 
 
 def guard_mapped_files() -> None:
-    """Turns a crash into an error: when another process truncates a file of weights, the call that reads it fails.
+    """Turns a crash into an error: if another process truncates a mapped file, reading it fails.
 
     Call it once, before files are opened. It installs a handler of SIGBUS.
     """

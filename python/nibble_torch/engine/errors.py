@@ -1,7 +1,7 @@
 """What a call that fails raises.
 
-Every exception is a NibbleError. Each status of the library has a class of its own, which is also the matching
-exception of Python:
+Every exception is a NibbleError. Each status of the library has a class of its own, which is also the
+matching exception of Python:
 
     >>> from nibble_torch.engine import Model, NibbleError
     >>> try:
@@ -158,5 +158,7 @@ _CLASSES = {
 
 def error_of(status: int, message: str, hint: str = "") -> NibbleError:
     """The exception of a status. A status that this package does not know is an InternalError."""
-    kind = _CLASSES.get(Status(status) if status in abi.enums["nbl_status"].values() else Status.ERROR_INTERNAL)
+    kind = _CLASSES.get(
+        Status(status) if status in abi.enums["nbl_status"].values() else Status.ERROR_INTERNAL
+    )
     return (kind or InternalError)(message, hint)

@@ -174,8 +174,10 @@ class AdapterInfo:
     problems: tuple[str, ...]
 
 
-def inspect_checkpoint(path: Path, *, check_values: bool = False, context: Context | None = None) -> CheckpointInfo:
-    """Looks into a folder in Hugging Face layout, or a .safetensors file. What is wrong with it is in `problems`.
+def inspect_checkpoint(
+    path: Path, *, check_values: bool = False, context: Context | None = None
+) -> CheckpointInfo:
+    """Looks into a folder in Hugging Face layout, or a .safetensors file. `problems` says what is wrong.
 
     check_values  also reads every value and looks for NaN and infinities
 
@@ -185,12 +187,8 @@ def inspect_checkpoint(path: Path, *, check_values: bool = False, context: Conte
     """
     context = context or Context()
     session, tolerant = context.session, abi.enums["nbl_open_mode"]["NBL_OPEN_TOLERANT"]
-    handle = session.open(
-        "checkpoint",
-        lib.nbl_checkpoint_close,
-        lib.nbl_checkpoint_open,
-        *(context.handle, path_of(path), tolerant),
-    )
+    kind = "checkpoint", lib.nbl_checkpoint_close, lib.nbl_checkpoint_open
+    handle = session.open(*kind, context.handle, path_of(path), tolerant)
     try:
         if check_values:
             session.call(lib.nbl_checkpoint_check_values, handle)
@@ -208,12 +206,13 @@ def inspect_checkpoint(path: Path, *, check_values: bool = False, context: Conte
 def inspect_gguf(path: Path, *, context: Context | None = None) -> GgufInfo:
     """Looks into a GGUF file. Only its head is read.
 
-        info = inspect_gguf("model.gguf")
-        info.summary.architecture, info.tensors[0].format
+    info = inspect_gguf("model.gguf")
+    info.summary.architecture, info.tensors[0].format
     """
     context = context or Context()
     session = context.session
-    handle = session.open("gguf", lib.nbl_gguf_close, lib.nbl_gguf_open, context.handle, path_of(path))
+    kind = "gguf", lib.nbl_gguf_close, lib.nbl_gguf_open
+    handle = session.open(*kind, context.handle, path_of(path))
     try:
         with session.work(handle) as (gguf,):
             return GgufInfo(
@@ -236,9 +235,8 @@ def inspect_adapter(path: Path, *, base: Path | None = None, context: Context | 
     """
     context = context or Context()
     session = context.session
-    handle = session.open(
-        "adapter", lib.nbl_adapter_close, lib.nbl_adapter_open, context.handle, path_of(path), path_of(base)
-    )
+    kind = "adapter", lib.nbl_adapter_close, lib.nbl_adapter_open
+    handle = session.open(*kind, context.handle, path_of(path), path_of(base))
     try:
         with session.work(handle) as (adapter,):
             return AdapterInfo(

@@ -1,4 +1,4 @@
-"""One model out of a base and its adapter: a folder that transformers loads, or a GGUF file that llama.cpp loads."""
+"""One model out of a base and its adapter: a folder for transformers, or a GGUF file for llama.cpp."""
 
 from __future__ import annotations
 
@@ -67,10 +67,8 @@ def merge(
         shard_size=shard_size,
         allow_non_finite=allow_non_finite,
     )
-    context.session.call(
-        lib.nbl_merge,
-        *(context.handle, path_of(base), path_of(adapter), path_of(out), byref(options), byref(report)),
-    )
+    paths = path_of(base), path_of(adapter), path_of(out)
+    context.session.call(lib.nbl_merge, context.handle, *paths, byref(options), byref(report))
     return record_of(MergeReport, report)
 
 

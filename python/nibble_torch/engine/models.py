@@ -41,7 +41,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model predicts: the sum of -log(probability) in nats, scored tokens, and how many were likeliest."""
+    """How well a model predicts: the sum of -log(probability) in nats, scored tokens, likeliest tokens."""
 
     loss_sum: float
     tokens: int
@@ -67,7 +67,7 @@ class Model(Owned):
     """A model that computes: a Hugging Face folder or a .gguf file.
 
     dtype        of the computation: "f32", "f16", "bf16"; "default": the checkpoint's
-    load         how linear layers are stored in memory: "nf4", "fp4", "int8", "mxfp4"; "dense": as they are stored
+    load         storage of linear layers in memory: "nf4", "fp4", "int8", "mxfp4"; "dense": as in the files
     load_nested  with nf4 and fp4: scales are quantized, too
     adapter      a folder as PEFT saves it
     plan_only    only plan() works, and weights are not read
@@ -104,8 +104,8 @@ class Model(Owned):
             plan_only=plan_only,
         )
         session = self.context.session
-        opened = self.context.handle, path_of(path), byref(options)
-        self._own(session.open("model", lib.nbl_model_close, lib.nbl_model_open, *opened))
+        kind = "model", lib.nbl_model_close, lib.nbl_model_open
+        self._own(session.open(*kind, self.context.handle, path_of(path), byref(options)))
         self._vocabulary = int(session.read(lib.nbl_model_vocabulary, self.handle))
         self._max_positions = int(session.read(lib.nbl_model_max_positions, self.handle))
 
@@ -120,7 +120,7 @@ class Model(Owned):
         return self._max_positions
 
     def logits(self, sequences: Sequences) -> list[torch.Tensor]:
-        """The logits of every position: f32 [tokens, vocabulary] for each sequence. The library writes into them."""
+        """The logits of every position: f32 [tokens, vocabulary] for each sequence."""
         ids = IdLists(sequences, "sequences")
         made = [torch.empty(len(tensor), self.vocabulary) for tensor in ids.tensors]
         addresses = (ctypes.c_void_p * ids.count)(*[tensor.data_ptr() for tensor in made])
@@ -142,10 +142,14 @@ class Model(Owned):
         def on_gradient(_user: object, name: bytes, gradient: Any) -> None:
             shape = tuple(gradient.contents.shape)[: gradient.contents.rank]
             # The library's memory is valid only during the call.
-            tensors[name.decode()] = copy_of(gradient.contents.data, math.prod(shape), torch.float32).view(shape)
+            tensors[name.decode()] = copy_of(gradient.contents.data, math.prod(shape), torch.float32).view(
+                shape
+            )
 
         receive = self.session.receiver(abi.callbacks["nbl_gradient_fn"], on_gradient, _CANCELLED)
-        loss, trained = self._gradients(lib.nbl_model_gradients, sequences, labels, pack, dropout, receive, None)
+        loss, trained = self._gradients(
+            lib.nbl_model_gradients, sequences, labels, pack, dropout, receive, None
+        )
         return Gradients(loss, trained, tensors)
 
     def write_logits(self, sequences: Sequences, path: Path, *, force: bool = False) -> None:
@@ -163,7 +167,7 @@ class Model(Owned):
         dropout: bool = False,
         force: bool = False,
     ) -> tuple[float, int]:
-        """The same as gradients, into a .safetensors file. Returns the loss and the number of trained tokens."""
+        """The same as gradients, into a .safetensors file. Returns loss and trained tokens."""
         return self._gradients(
             lib.nbl_model_write_gradients, sequences, labels, pack, dropout, path_of(path), force
         )
@@ -175,7 +179,16 @@ class Model(Owned):
         marks = IdLists(labels, "labels", ids.count)
         loss, trained = ctypes.c_double(), ctypes.c_int64()
         self.session.call(
-            function, self.handle, ids.lists, marks.lists, ids.count, pack, dropout, *target, byref(loss), byref(trained)
+            function,
+            self.handle,
+            ids.lists,
+            marks.lists,
+            ids.count,
+            pack,
+            dropout,
+            *target,
+            byref(loss),
+            byref(trained),
         )
         return loss.value, trained.value
 
@@ -199,8 +212,9 @@ class Model(Owned):
         top_k, top_p, min_p, repetition_penalty    0: no limit
         seed         of the draws
         ends         tokens that end a sequence and are no part of it; None: those of eos_ids()
-        on_token     is called with the index of the sequence and each new token. True ends that sequence. It may use
-                     text streams, stop matchers and tokenizers of this context, and anything of other contexts.
+        on_token     is called with the index of the sequence and each new token. True ends that sequence. It
+                     may use text streams, stop matchers and tokenizers of this context, and anything of other
+                     contexts.
 
         >>> with Model("models/nibble-tiny") as model:
         ...     prompt = model.tokenizer().encode("What is 3 plus")
@@ -211,7 +225,8 @@ class Model(Owned):
         """
         ids = IdLists(prompts, "prompts")
         stops = ids_tensor(self.eos_ids() if ends is None else ends, "ends")
-        rooms = [torch.empty(max(max_tokens, 0), dtype=torch.int32) for _ in ids.tensors]
+        room_size = min(max(max_tokens, 0), 2**24)  # beyond its limits the library refuses max_tokens
+        rooms = [torch.empty(room_size, dtype=torch.int32) for _ in ids.tensors]
         results = abi.array("nbl_generated", [(ids_of(room, 0), False) for room in rooms])
 
         def receive(_user: object, sequence: int, token: int) -> object:
@@ -232,7 +247,8 @@ class Model(Owned):
         )
         self.session.call(lib.nbl_model_generate, self.handle, ids.lists, ids.count, byref(options), results)
         return [
-            Generated(room[: result.ids.count], result.stopped) for room, result in zip(rooms, results, strict=True)
+            Generated(room[: result.ids.count], result.stopped)
+            for room, result in zip(rooms, results, strict=True)
         ]
 
     def evaluate(
@@ -244,7 +260,7 @@ class Model(Owned):
     ) -> Evaluation:
         """Predicts the tokens of sequences. With labels only tokens count whose label is not -100.
 
-        on_progress  is called after every pass with the tokens done and in all. True ends with a CancelledError.
+        on_progress  is called after every pass with the tokens done and in all. True: a CancelledError
 
         >>> with Model("models/nibble-tiny") as model:
         ...     found = model.evaluate([model.tokenizer().encode("What is 3 plus 4?")])
@@ -272,8 +288,8 @@ class Model(Owned):
     def plan(self, *, tokens: int, batch: int = 1, memory: int = 0) -> Plan:
         """What `batch` sequences of `tokens` tokens take: a training step with an adapter, else generation.
 
-        memory  bytes that everything must keep within; 0: no limit. Too little is an OutOfMemoryError, whose message
-                names the smallest amount.
+        memory  bytes that everything must keep within; 0: no limit. Too little is an OutOfMemoryError, whose
+                message names the smallest amount.
         """
         return make_plan(self.session, lib.nbl_model_make_plan, self.handle, tokens, batch, memory)
 

@@ -45,7 +45,7 @@ class PlanSummary:
 
 @dataclass(frozen=True)
 class PlannedOp:
-    """Operators of a step that share name, implementation and pass. `flops` and `bytes` are those of all of them.
+    """Operators of a step that share name, implementation and pass; `flops` and `bytes` are their sums.
 
     `pass_` is "prepare", "forward", "again", "backward" or "decode".
     """

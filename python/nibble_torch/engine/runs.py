@@ -77,7 +77,7 @@ class TrainEvent:
 
     kind  "begin": everything is planned; text: the checkpoint that is resumed, or None
           "step": after every step, with its loss, grad_norm, learning_rate and tokens_per_second
-          "evaluation": loss: of the examples for validation; text: says whether it is the best so far, or None
+          "evaluation": loss: of the examples for validation; text: says if it is the best so far, or None
           "saved": the checkpoint of this step is complete; text: output_dir
           "phase": the run does something other than steps; text: what; part, parts: how far it is
     """
@@ -101,7 +101,7 @@ class TrainEvent:
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """What a run has done. A loss of 0: there is none. `stopped`: a callback ended the run before its last step."""
+    """What a run has done. A loss of 0: there is none. `stopped`: by a callback, before its last step."""
 
     step: int
     steps: int
@@ -118,8 +118,8 @@ class Run(Owned):
     """A training run. Opening it checks the whole configuration; neither the model nor the data is read.
 
     configuration  a YAML file (docs/CONFIG.md), or its keys as a dict
-    overrides      keys that replace those of the file: a dict, or texts "key=value". A key may be a path such as
-                   "datasets.0.path".
+    overrides      keys that replace those of the file: a dict, or texts "key=value". A key may be a path such
+                   as "datasets.0.path".
     context        without one, the run follows `threads` and `device` of its configuration
 
     >>> run = Run("examples/train/sums.yml", {"max_steps": 4, "output_dir": "run-example", "report": False})
@@ -145,8 +145,8 @@ class Run(Owned):
         texts = (ctypes.c_char_p * len(overrides))(*map(utf8, overrides))
 
         def opened(path: Path) -> None:
-            source = self.context.handle, path_of(path), texts, len(texts)
-            self._own(session.open("run", lib.nbl_run_close, lib.nbl_run_open, *source))
+            kind = "run", lib.nbl_run_close, lib.nbl_run_open
+            self._own(session.open(*kind, self.context.handle, path_of(path), texts, len(texts)))
 
         if isinstance(configuration, Mapping):
             # The library reads a file. It needs it only now.
@@ -225,15 +225,15 @@ class Run(Owned):
     ) -> TrainSummary:
         """Trains. info.output_dir then holds the adapter or the model, checkpoints, metrics and a report.
 
-        A callback that returns True ends the run after the step, with a checkpoint: the summary says `stopped`. So
-        does an exception, also KeyboardInterrupt, which is raised again when the checkpoint is saved. `resume` then
-        goes on, and ends with the same bytes.
+        A callback that returns True ends the run after the step, with a checkpoint: the summary says
+        `stopped`. So does an exception, also KeyboardInterrupt, which is raised again when the checkpoint is
+        saved. `resume` then goes on, and ends with the same bytes.
 
         on_step        is called after every step
         on_event       is called with every event
         resume         goes on from the newest whole checkpoint in output_dir, if there is one
-        samples        prompts that the model continues before and after training, for the report: 1 to 8; 0: three, or
-                       none above 10^9 parameters; below 0: none
+        samples        prompts that the model continues before and after training, for the report: 1 to 8; 0:
+                       three, or none above 10^9 parameters; below 0: none
         allow_changes  a resumed run may have another learning rate, schedule, dtype or device
         """
         stopped = False

@@ -67,14 +67,11 @@ class Tokenizer(Owned):
         return [take_ids(self.session, self.context.handle, ids) for ids in lists]
 
     def decode(self, ids: Ids, *, skip_special: bool = False) -> str:
-        """The text of ids. Bytes that are no character become U+FFFD. `skip_special` leaves special tokens out."""
+        """The text of ids. Bytes that are no character become U+FFFD. skip_special: no special tokens."""
         tensor = ids_tensor(ids, "ids")
         text, size = ctypes.c_void_p(), ctypes.c_size_t()
-        self.session.call(
-            lib.nbl_tokenizer_decode,
-            self.handle,
-            *(ids_of(tensor).ids, len(tensor), skip_special, byref(text), byref(size)),
-        )
+        given = ids_of(tensor).ids, len(tensor), skip_special
+        self.session.call(lib.nbl_tokenizer_decode, self.handle, *given, byref(text), byref(size))
         try:
             return ctypes.string_at(text.value or 0, size.value).decode()
         finally:
@@ -121,13 +118,9 @@ class TextStream(Owned):
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = False) -> None:
         self.tokenizer = tokenizer
-        self._own(
-            tokenizer.session.open(
-                *("text stream", lib.nbl_text_stream_close, lib.nbl_text_stream_open),
-                *(tokenizer.handle, skip_special),
-                borrows=(tokenizer.handle,),
-            )
-        )
+        source = tokenizer.handle
+        kind = "text stream", lib.nbl_text_stream_close, lib.nbl_text_stream_open
+        self._own(tokenizer.session.open(*kind, source, skip_special, borrows=(source,)))
 
     def push(self, id: int) -> str:
         """Adds an id. The text that is new, or "" when more ids are needed."""
@@ -139,7 +132,9 @@ class TextStream(Owned):
 
     def _text(self, function: Any, *arguments: Any) -> str:
         text = abi.structs["nbl_string"]()
-        found: str = self.session.call(function, self.handle, *arguments, byref(text), result=lambda: string_of(text))
+        found: str = self.session.call(
+            function, self.handle, *arguments, byref(text), result=lambda: string_of(text)
+        )
         return found
 
 
@@ -154,16 +149,15 @@ class StopMatcher(Owned):
     def __init__(self, texts: Sequence[str], *, context: Context | None = None) -> None:
         self.context = context or Context()
         session = self.context.session
-        opened = self.context.handle, strings(texts), len(texts)
-        self._own(session.open("stop matcher", lib.nbl_stop_matcher_close, lib.nbl_stop_matcher_open, *opened))
+        kind = "stop matcher", lib.nbl_stop_matcher_close, lib.nbl_stop_matcher_open
+        self._own(session.open(*kind, self.context.handle, strings(texts), len(texts)))
 
     def push(self, text: str) -> tuple[str, bool]:
         """Takes the next piece. Returns the text before a stop string, and whether one was found."""
         shown, stopped = abi.structs["nbl_string"](), ctypes.c_bool()
+        given = string(text), byref(shown), byref(stopped)
         before: str = self.session.call(
-            lib.nbl_stop_matcher_push,
-            *(self.handle, string(text), byref(shown), byref(stopped)),
-            result=lambda: string_of(shown),
+            lib.nbl_stop_matcher_push, self.handle, *given, result=lambda: string_of(shown)
         )
         return before, stopped.value
 

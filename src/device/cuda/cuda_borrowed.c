@@ -57,13 +57,15 @@ static nbl_status enter(nbl__cuda *cuda)
     NBL_CHECK(cuda->ctx, cuda->shared->get_current(&now) == CUDA_SUCCESS, NBL_ERROR_INTERNAL,
               "CUDA device %d: cuCtxGetCurrent failed", cuda->index);
     cuda->caller = now;
-    if (now == NULL || now != cuda->shared->primary) NBL_CUDA_TRY(cuda, "current device", cudaSetDevice(cuda->index));
+    if (now == NULL || now != cuda->shared->primary)
+        NBL_CUDA_TRY(cuda, "current device", cudaSetDevice(cuda->index));
     return NBL_OK;
 }
 
 static void leave(nbl__cuda *cuda)
 {
-    if (cuda->caller == NULL || cuda->caller != cuda->shared->primary) cuda->shared->set_current(cuda->caller);
+    if (cuda->caller == NULL || cuda->caller != cuda->shared->primary)
+        cuda->shared->set_current(cuda->caller);
 }
 
 /* ---- around calls ---- */
@@ -84,6 +86,7 @@ static nbl_status call_begin(nbl_context *ctx)
         return nbl__hint(ctx, status, "an earlier call on this context read it");
     }
     cuda->first_launch = true;
+    cudaGetLastError(); /* what an earlier call left is not an error of this one */
     return enter(cuda);
 }
 
@@ -275,8 +278,8 @@ static nbl_status open_shared(nbl__cuda *cuda)
     NBL_CHECK(cuda->ctx,
               find_function("cuCtxGetCurrent", &shared->get_current) &&
                   find_function("cuCtxSetCurrent", &shared->set_current),
-              NBL_ERROR_UNSUPPORTED, "CUDA device %d: the driver lacks functions that borrowing a stream needs",
-              cuda->index);
+              NBL_ERROR_UNSUPPORTED,
+              "CUDA device %d: the driver lacks functions that borrowing a stream needs", cuda->index);
     NBL_TRY(enter(cuda));
     nbl_status status = open_current(cuda);
     leave(cuda);

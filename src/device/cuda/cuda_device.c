@@ -119,8 +119,8 @@ static void free_host(nbl_context *ctx, void *memory, size_t bytes)
 static nbl_status borrow_scratch(nbl_context *ctx, const char *op, size_t bytes, void **scratch)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
-    NBL_CHECK(ctx, bytes <= NBL_CUDA_WORKSPACE, NBL_ERROR_MEMORY, "%s: %zu bytes of scratch are too many",
-              op, bytes);
+    NBL_CHECK(ctx, bytes <= NBL_CUDA_WORKSPACE, NBL_ERROR_MEMORY, "%s: %zu bytes of scratch are too many", op,
+              bytes);
     *scratch = cuda->workspace;
     return NBL_OK;
 }
@@ -189,7 +189,8 @@ static nbl_status event_wait(nbl_context *ctx, int64_t event, const char *what)
     if (event == 0) return NBL_OK;
     assert(event > 0 && event <= cuda->event_count); /* recorded */
     NBL_CUDA_TRY(cuda, what, make_current(cuda));
-    NBL_CUDA_TRY(cuda, what, cudaEventSynchronize(cuda->events[event % NBL_DEVICE_EVENTS])); /* or a later one */
+    NBL_CUDA_TRY(cuda, what,
+                 cudaEventSynchronize(cuda->events[event % NBL_DEVICE_EVENTS])); /* or a later one */
     return cuda->fault->kind ? nbl__cuda_report(cuda) : NBL_OK;
 }
 
@@ -343,14 +344,16 @@ static nbl_status copy_dense(nbl_context *ctx, const nbl_weight *weight, int64_t
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
     size_t row = (size_t)weight->shape[weight->rank - 1] * nbl__size_of(dtype);
-    NBL_CHECK(ctx, weight->dtype == dtype && !transpose, NBL_ERROR_UNSUPPORTED,
-              "dequantize: a dense weight in %s of shape %s to %s%s; on a CUDA device only packed weights change "
-              "dtype or layout",
-              nbl_dtype_name(weight->dtype), nbl__show_shape(weight->rank, weight->shape).text,
-              nbl_dtype_name(dtype), transpose ? ", transposed" : "");
+    NBL_CHECK(
+        ctx, weight->dtype == dtype && !transpose, NBL_ERROR_UNSUPPORTED,
+        "dequantize: a dense weight in %s of shape %s to %s%s; on a CUDA device only packed weights change "
+        "dtype or layout",
+        nbl_dtype_name(weight->dtype), nbl__show_shape(weight->rank, weight->shape).text,
+        nbl_dtype_name(dtype), transpose ? ", transposed" : "");
     NBL_CUDA_TRY(cuda, "copy",
                  cudaMemcpyAsync(to, (const uint8_t *)weight->data + (size_t)row_begin * row,
-                                 (size_t)(row_end - row_begin) * row, cudaMemcpyDeviceToDevice, cuda->stream));
+                                 (size_t)(row_end - row_begin) * row, cudaMemcpyDeviceToDevice,
+                                 cuda->stream));
     return NBL_OK;
 }
 
