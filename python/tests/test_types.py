@@ -71,7 +71,9 @@ def test_programs_are_checked(checker: str, tmp_path: Path) -> None:
     package = str(Path(nibble_torch.__file__).parents[1])
     if checker == "mypy":
         config = tmp_path / "mypy.ini"
-        config.write_text(f"[mypy]\nmypy_path = {package}\nstrict = True\ncache_dir = {tmp_path}/cache\n")
+        # An installed package is found by the interpreter, and must not be named here.
+        path = "" if "site-packages" in package else f"mypy_path = {package}\n"
+        config.write_text(f"[mypy]\n{path}strict = True\ncache_dir = {tmp_path}/cache\n")
         command = [sys.executable, "-m", "mypy", "--config-file", str(config)]
     else:
         settings = {"extraPaths": [package], "typeCheckingMode": "standard"}

@@ -120,17 +120,22 @@ def test_the_installed_package_is_tested_and_not_the_source_tree() -> None:
 
 def test_the_wheel_holds_the_package_the_library_the_command_and_the_licences(unpacked: Path) -> None:
     version = header_version()
-    sources = ROOT / "python/nibble_torch"
-    modules = {path for kind in ("*.py", "*.pyi", "py.typed") for path in sources.rglob(kind)}
-    expected = {f"nibble_torch/{path.relative_to(sources)}" for path in modules}
+    sources = ROOT / "python"
+    modules = {
+        path.relative_to(sources)
+        for package in ("nibble_torch", "nibble_bitsandbytes")
+        for kind in ("*.py", "*.pyi", "py.typed")
+        for path in (sources / package).rglob(kind)
+    }
+    expected = {str(path) for path in modules}
     for path in modules:
-        assert (unpacked / "nibble_torch" / path.relative_to(sources)).read_bytes() == path.read_bytes(), path
+        assert (unpacked / path).read_bytes() == (sources / path).read_bytes(), path
     licences = ("LICENSE", "LICENSE.libpcre2.txt", "LICENSE.libutf8proc.txt", "LICENSE.libyaml.txt")
     info = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", *(f"licenses/{name}" for name in licences))
     expected |= {f"nibble_torch-{version}.dist-info/{name}" for name in info}
     expected |= {LIBRARY, f"nibble_torch-{version}.data/scripts/nibble"}
     assert {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()} == expected
-    assert "nibble_torch/py.typed" in expected
+    assert {"nibble_torch/py.typed", "nibble_bitsandbytes/py.typed"} <= expected
     licence = unpacked / f"nibble_torch-{version}.dist-info/licenses/LICENSE"
     assert licence.read_bytes() == (ROOT / "LICENSE").read_bytes()
 
@@ -145,7 +150,7 @@ def test_the_metadata_name_version_requirements_and_entry_point(unpacked: Path) 
     assert metadata.get_payload() == (ROOT / "python/README.md").read_text()
     entries = importlib.metadata.distribution("nibble-torch").entry_points
     assert [(entry.group, entry.name, entry.value) for entry in entries] == [
-        ("bitsandbytes.backends", "nibble", "nibble_torch.bitsandbytes:register")
+        ("bitsandbytes.backends", "nibble", "nibble_bitsandbytes:register")
     ]
 
 
@@ -157,7 +162,7 @@ def test_the_tag_inside_is_the_tag_of_the_name(unpacked: Path) -> None:
 
 
 def test_every_module_parses_as_python_3_10(unpacked: Path) -> None:
-    for path in (unpacked / "nibble_torch").rglob("*.py"):
+    for path in unpacked.rglob("*.py"):
         ast.parse(path.read_text(), filename=str(path), feature_version=(3, 10))
 
 
