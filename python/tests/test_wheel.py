@@ -121,15 +121,11 @@ def test_the_installed_package_is_tested_and_not_the_source_tree() -> None:
 def test_the_wheel_holds_the_package_the_library_the_command_and_the_licences(unpacked: Path) -> None:
     version = header_version()
     sources = ROOT / "python"
-    modules = {
-        path.relative_to(sources)
-        for package in ("nibble_torch", "nibble_bitsandbytes")
-        for kind in ("*.py", "*.pyi", "py.typed")
-        for path in (sources / package).rglob(kind)
-    }
-    expected = {str(path) for path in modules}
+    folders = [sources / name for name in ("nibble_torch", "nibble_bitsandbytes")]
+    modules = {path for folder in folders for kind in ("*.py", "*.pyi", "py.typed") for path in folder.rglob(kind)}
+    expected = {str(path.relative_to(sources)) for path in modules}
     for path in modules:
-        assert (unpacked / path).read_bytes() == (sources / path).read_bytes(), path
+        assert (unpacked / path.relative_to(sources)).read_bytes() == path.read_bytes(), path
     licences = ("LICENSE", "LICENSE.libpcre2.txt", "LICENSE.libutf8proc.txt", "LICENSE.libyaml.txt")
     info = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", *(f"licenses/{name}" for name in licences))
     expected |= {f"nibble_torch-{version}.dist-info/{name}" for name in info}
@@ -162,7 +158,7 @@ def test_the_tag_inside_is_the_tag_of_the_name(unpacked: Path) -> None:
 
 
 def test_every_module_parses_as_python_3_10(unpacked: Path) -> None:
-    for path in unpacked.rglob("*.py"):
+    for path in unpacked.glob("nibble_*/**/*.py"):
         ast.parse(path.read_text(), filename=str(path), feature_version=(3, 10))
 
 
