@@ -139,6 +139,8 @@ def fourbit_weight(module: Any) -> tuple[Any, ...] | str:
     """data ... columns of a Linear4bit, kept until its weight or quant state changes."""
     weight = module._parameters.get("weight")
     state = getattr(weight, "quant_state", None)
+    if state is None and weight is not None and weight.shape[1:] == (1,):
+        state = module.quant_state  # FSDP and torch.export make a plain tensor of the packed weight
     if state is None:
         return "the weight is not quantized yet: move the model to its device first"
     if torch.compiler.is_compiling():

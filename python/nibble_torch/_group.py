@@ -8,6 +8,7 @@ threads share, and nothing that torch.compile or checkpointing could see as a si
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -118,11 +119,20 @@ class _View:
 
 
 class Parent:
-    """What the stand-in of a parent has: forward with groups."""
+    """What the stand-in of a parent has, beside its forward."""
 
     nibble_original: type[nn.Module]
     nibble_groups: tuple[tuple[str, ...], ...]
 
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        state = {key: value for key, value in self.__dict__.items()}
+        return _rebuild, (self.nibble_original,), state
+
+
+def _forward_of(original: type[nn.Module]) -> Any:
+    """The forward of a parent's stand-in. It has the original's signature."""
+
+    @functools.wraps(original.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         view = _View(self)
         scopes = []
@@ -133,16 +143,14 @@ class Parent:
                 scopes.append((names, scope))
                 for name, member in zip(names, members):
                     view.__dict__[name] = _Member(member, scope)
-        result = self.nibble_original.forward(view, *args, **kwargs)
+        result = original.forward(view, *args, **kwargs)
         if not torch.compiler.is_compiling():
             for names, scope in scopes:
                 if scope.is_wasted():
                     dissolve(self, names)
         return result
 
-    def __reduce_ex__(self: Any, protocol: Any) -> Any:
-        state = {key: value for key, value in self.__dict__.items()}
-        return _rebuild, (self.nibble_original,), state
+    return forward
 
 
 def dissolve(parent: Any, names: tuple[str, ...]) -> None:
@@ -162,9 +170,14 @@ def stand_in_of(original: type[nn.Module]) -> type[Any]:
     """The stand-in of a parent's class. It has the same name."""
     made = _stand_ins.get(original)
     if made is None:
-        members = {"nibble_original": original, "__module__": original.__module__, "__doc__": original.__doc__}
+        members = {
+            "nibble_original": original,
+            "forward": _forward_of(original),
+            "__module__": original.__module__,
+            "__qualname__": original.__qualname__,
+            "__doc__": original.__doc__,
+        }
         made = _stand_ins[original] = type(original.__name__, (Parent, original), members)
-        made.__qualname__ = original.__qualname__
     return made
 
 

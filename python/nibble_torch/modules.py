@@ -137,6 +137,9 @@ class Linear(nn.Module):
         self._norm = None
         return super().train(mode)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_norm": None}  # a copy has parameters at other addresses
+
     def extra_repr(self) -> str:
         adapter = f", rank={self.rank}, scale={self.scale:g}" if self.rank else ""
         dora = ", dora" if self.magnitude is not None else ""

@@ -1,12 +1,14 @@
-"""What all tests share: the environment of torch, threads, and the marker of slow tests."""
+"""What all tests share: the environment of torch, a seed for each test, the marker of slow ones."""
+
+from __future__ import annotations
 
 import os
+import sys
+
+import pytest
 
 # torch's own bf16 product dies with an illegal instruction on machines that announce AMX and do not have it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-
-import pytest
-import torch
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -15,5 +17,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _repeatable() -> None:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
+    """Tests that need no torch do not import it."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import threading
 from typing import Any
@@ -599,6 +600,13 @@ def test_twice_is_once_and_restore_undoes_it() -> None:
     assert nibble_torch.restore(model) == 0
     nibble_torch.accelerate(model)
     assert torch.equal(step(model)[0], fused_loss)
+
+
+def test_a_parent_keeps_its_signature() -> None:
+    model = adapt(base())
+    before = inspect.signature(attention_of(model).forward)
+    nibble_torch.accelerate(model)
+    assert inspect.signature(attention_of(model).forward) == before
 
 
 def test_before_get_peft_model() -> None:

@@ -9,6 +9,8 @@ import torch
 from nibble_torch import Format, Weight, dequantize, quantize
 from torch import Tensor
 
+pytestmark = pytest.mark.matrix
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 

@@ -16,6 +16,8 @@ from oracle import layer, packed, parameter, parameters
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
+pytestmark = pytest.mark.matrix
+
 OPS = torch.ops.nibble
 NONE = torch.empty(0)
 

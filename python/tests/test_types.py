@@ -71,7 +71,10 @@ def test_programs_are_checked(checker: str, tmp_path: Path) -> None:
     package = str(Path(nibble_torch.__file__).parents[1])
     if checker == "mypy":
         config = tmp_path / "mypy.ini"
-        config.write_text(f"[mypy]\nmypy_path = {package}\nstrict = True\ncache_dir = {tmp_path}/cache\n")
+        lines = ["[mypy]", "strict = True", f"cache_dir = {tmp_path}/cache"]
+        if "site-packages" not in package:  # a source tree; mypy finds an installed package itself
+            lines.append(f"mypy_path = {package}")
+        config.write_text("\n".join(lines))
         command = [sys.executable, "-m", "mypy", "--config-file", str(config)]
     else:
         settings = {"extraPaths": [package], "typeCheckingMode": "standard"}

@@ -131,7 +131,7 @@ def test_the_wheel_holds_the_package_the_library_the_command_and_the_licences(un
     expected |= {f"nibble_torch-{version}.dist-info/{name}" for name in info}
     expected |= {LIBRARY, f"nibble_torch-{version}.data/scripts/nibble"}
     assert {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()} == expected
-    assert "nibble_torch/py.typed" in expected
+    assert {"nibble_torch/py.typed", "nibble_bitsandbytes/py.typed"} <= expected
     licence = unpacked / f"nibble_torch-{version}.dist-info/licenses/LICENSE"
     assert licence.read_bytes() == (ROOT / "LICENSE").read_bytes()
 

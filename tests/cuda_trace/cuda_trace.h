@@ -98,6 +98,9 @@ void trace_stream_summary(void);
 void trace_stream_live(trace_live *live);
 
 /* ---- cuda_trace_blas.c ---- */
+
+/* A function of libtorch_cuda.so. Weak: programs without torch have none. */
+__attribute__((weak)) void *trace_torch_cuda(const char *name);
 void trace_blas_live(trace_live *live);
 
 /* ---- cuda_trace_driver.c ---- */

@@ -1,7 +1,7 @@
 /* cuda_trace_blas.c - cuBLASLt: products are lines of the trace. See cuda_trace.h.
  *
  * Programs load cuBLASLt with dlopen. This file defines dlopen, dlsym and dlclose: the library's name gives a handle
- * of the stub, and every other library is not found. The heuristic names four algorithms; the third has the tile of
+ * of the stub, libtorch_cuda.so gives what the test has for it (trace_torch_cuda), and every other library is not found. The heuristic names four algorithms; the third has the tile of
  * 128 x 256 that src/ops/gemm/cuda/cublaslt.c prefers for some products. */
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -204,11 +204,12 @@ static const char *status_text(cublasStatus_t status)
 
 /* ---- how the library is found ---- */
 
-static const char library_handle[] = "libcublasLt";
+static const char library_handle[] = "libcublasLt", torch_handle[] = "libtorch_cuda.so";
 
 void *dlopen(const char *name, int flags)
 {
     (void)flags;
+    if (trace_torch_cuda && name && strcmp(name, torch_handle) == 0) return (void *)(uintptr_t)torch_handle;
     bool found = name && strncmp(name, library_handle, sizeof library_handle - 1) == 0;
     return found ? (void *)(uintptr_t)library_handle : NULL;
 }
@@ -236,6 +237,7 @@ void *dlsym(void *restrict library, const char *restrict name)
                {"cublasLtMatmulPreferenceSetAttribute", preference_set},
                {"cublasLtMatmulAlgoConfigGetAttribute", algorithm_get},
                {"cublasLtGetStatusString", status_text}};
+    if (library == (void *)(uintptr_t)torch_handle) return trace_torch_cuda(name);
     if (library != (void *)(uintptr_t)library_handle) return NULL;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (strcmp(all[i].name, name) == 0) return all[i].function;

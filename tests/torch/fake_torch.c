@@ -41,7 +41,17 @@ static bool fails(void)
 typedef struct storage {
     atomic_int users;
     char *bytes; /* behind them ends the allocation */
+    bool on_cuda;
 } storage;
+
+static void *(*cuda_alloc)(size_t bytes);
+static void (*cuda_release)(void *memory);
+
+void fake_use_cuda(void *(*alloc)(size_t bytes), void (*release)(void *memory))
+{
+    cuda_alloc = alloc;
+    cuda_release = release;
+}
 
 struct AtenTensorOpaque {
     storage *memory;
@@ -59,7 +69,7 @@ static void *need(void *memory)
     return memory;
 }
 
-static torch_tensor new_tensor(int32_t dtype, int rank, const int64_t *shape)
+static torch_tensor new_tensor(int32_t dtype, int rank, const int64_t *shape, int32_t device)
 {
     torch_tensor t = need(calloc(1, sizeof *t));
     t->dtype = dtype;
@@ -74,24 +84,32 @@ static torch_tensor new_tensor(int32_t dtype, int rank, const int64_t *shape)
     }
     t->memory = need(calloc(1, sizeof *t->memory));
     atomic_init(&t->memory->users, 1);
-    if (t->count > 0) t->memory->bytes = need(malloc((size_t)t->count * sizes_of_dtypes[dtype]));
+    t->memory->on_cuda = device == FAKE_CUDA && cuda_alloc;
+    size_t bytes = (size_t)t->count * sizes_of_dtypes[dtype];
+    if (t->count > 0) t->memory->bytes = need(t->memory->on_cuda ? cuda_alloc(bytes) : malloc(bytes));
+    t->device_type = device;
     atomic_fetch_add(&live, 1);
     return t;
 }
 
 torch_tensor fake_tensor(int32_t dtype, int rank, const int64_t *shape)
 {
-    torch_tensor t = new_tensor(dtype, rank, shape);
+    torch_tensor t = new_tensor(dtype, rank, shape, FAKE_CPU);
     if (t->count > 0) memset(t->memory->bytes, 0, (size_t)t->count * sizes_of_dtypes[dtype]);
     return t;
 }
 
 torch_tensor fake_values(int rank, const int64_t *shape, int seed)
 {
-    torch_tensor t = new_tensor(FAKE_F32, rank, shape);
+    torch_tensor t = new_tensor(FAKE_F32, rank, shape, FAKE_CPU);
     for (int64_t i = 0; i < t->count; i++)
         ((float *)t->memory->bytes)[i] = (float)((i * 37 + seed * 11) % 101 - 50) / 50;
     return t;
+}
+
+torch_tensor fake_cuda_tensor(int32_t dtype, int rank, const int64_t *shape)
+{
+    return new_tensor(dtype, rank, shape, FAKE_CUDA);
 }
 
 static torch_tensor share(torch_tensor of)
@@ -121,7 +139,9 @@ torch_tensor fake_view(torch_tensor of, int rank, const int64_t *shape, const in
 void fake_free(torch_tensor t)
 {
     if (atomic_fetch_sub(&t->memory->users, 1) == 1) {
-        free(t->memory->bytes);
+        if (t->memory->on_cuda) {
+            if (t->memory->bytes) cuda_release(t->memory->bytes);
+        } else free(t->memory->bytes);
         free(t->memory);
     }
     free(t);
@@ -215,12 +235,12 @@ torch_error aoti_torch_empty_strided(int64_t rank, const int64_t *sizes, const i
                                      torch_tensor *tensor)
 {
     if (fails()) return 1;
-    *tensor = new_tensor(dtype, (int)rank, sizes);
+    *tensor = new_tensor(dtype, (int)rank, sizes, device_type);
     for (int64_t i = 0; i < rank; i++)
         if (sizes[i] > 1 && (*tensor)->strides[i] != strides[i]) abort(); /* outputs are contiguous */
     fake_set_device(*tensor, device_type, device_index);
     /* whoever reads what was never written shall see it */
-    if ((*tensor)->count > 0)
+    if ((*tensor)->count > 0 && !(*tensor)->memory->on_cuda)
         memset((*tensor)->memory->bytes, 0xFF, (size_t)(*tensor)->count * sizes_of_dtypes[dtype]);
     return 0;
 }

@@ -32,6 +32,8 @@ torch_tensor fake_values(int rank, const int64_t *shape, int seed);
 /* A view of the same memory with other sizes and strides. */
 torch_tensor fake_view(torch_tensor of, int rank, const int64_t *shape, const int64_t *strides,
                        int64_t offset);
+/* Without contents, on device 0 of FAKE_CUDA: in memory of fake_use_cuda. */
+torch_tensor fake_cuda_tensor(int32_t dtype, int rank, const int64_t *shape);
 void fake_free(torch_tensor tensor);
 void *fake_data(torch_tensor tensor);
 int64_t fake_count(torch_tensor tensor);
@@ -66,6 +68,8 @@ _Bool fake_call(const char *op, const fake_arguments *a, fake_results *r);
 void fake_free_results(fake_results *r);
 
 /* ---- what can be turned ---- */
+/* Where tensors on FAKE_CUDA have their memory; else it is the host's. */
+void fake_use_cuda(void *(*alloc)(size_t bytes), void (*release)(void *memory));
 /* Call number n of the shim from now on, in this thread, fails; 0 is the next. < 0: none. */
 void fake_fail_at(int64_t n);
 /* Whether that call has come. */

@@ -1,6 +1,6 @@
 """The declarations of include/nibble.h that this package calls: its sections 1 to 12, in the header's order.
 
-The text is C without comments. _cdecl makes ctypes of it. python/tests/test_engine_abi.py compiles it with
+The text is C without comments. _cdecl makes ctypes of it. python/tests/engine/test_engine_abi.py compiles it with
 the header, and fails if a struct, a field, a constant or a function differs, is missing or is new.
 
     abi.structs["nbl_model_options"]       a ctypes.Structure

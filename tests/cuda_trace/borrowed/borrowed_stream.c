@@ -203,13 +203,17 @@ static void threads_share_a_handle(void **state)
 
 /* ---- other threads ---- */
 
+/* The context that could not be opened; NULL: all could. */
 static void *open_and_close(void *share)
 {
-    nbl_context *alone = borrowing(NULL, NULL), *shared[20];
-    for (int i = 0; i < 20; i++) shared[i] = borrowing(NULL, share);
-    for (int i = 0; i < 20; i++) nbl_context_destroy(shared[i]);
-    nbl_context_destroy(alone);
-    return NULL;
+    nbl_context *all[21];
+    void *failed = NULL;
+    for (int i = 0; i < 21; i++) {
+        all[i] = plain_context();
+        if (nbl_context_use_cuda_stream(all[i], 0, NULL, i ? share : NULL) != NBL_OK) failed = all[i];
+    }
+    for (int i = 0; i < 21; i++) nbl_context_destroy(all[i]);
+    return failed;
 }
 
 static void opening_and_closing_leave_the_captures_of_others_alone(void **state)
@@ -221,8 +225,10 @@ static void opening_and_closing_leave_the_captures_of_others_alone(void **state)
     cudaGraph_t graph;
     assert_int_equal(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
     assert_int_equal(pthread_create(&thread, NULL, open_and_close, ctx), 0);
-    pthread_join(thread, NULL);
-    open_and_close(ctx); /* of this thread as well */
+    void *failed;
+    pthread_join(thread, &failed);
+    assert_null(failed);
+    assert_null(open_and_close(ctx)); /* in the thread that captures as well */
     assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaSuccess);
     assert_int_equal(cudaGraphDestroy(graph), cudaSuccess);
     nbl_context_destroy(ctx);

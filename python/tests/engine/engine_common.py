@@ -12,7 +12,7 @@ import pytest
 import nibble_torch
 from nibble_torch.engine import Context, Run
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 TINY = "models/nibble-tiny"
 SUMS = "examples/train/sums.yml"
 
