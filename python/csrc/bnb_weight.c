@@ -24,8 +24,14 @@ static nbl_weight weight_of(torch_call *c, const nbl_tensor *data, const nbl_ten
     else if (data->data == NULL || data->dtype != NBL_DTYPE_U8)
         call_fail(c, "data is not packed codes in u8, bf16, f16 or f32");
     if (c->failed) return w;
+    int64_t n = 0, held = call_elements(data) * size;
+    if (rows < 0 || __builtin_mul_overflow(rows, columns, &n) || n / 2 + n % 2 > held) {
+        call_fail(c, "data has %lld bytes, too few for codes of shape [%lld, %lld]", (long long)held,
+                  (long long)rows, (long long)columns);
+        return w;
+    }
     w.data = data->data;
-    w.given.data_bytes = (uint64_t)(call_elements(data) * size);
+    w.given.data_bytes = (uint64_t)held;
     if (codes == NULL || codes->data == NULL) {
         w.scales = absmax->data;
         w.given.scales = call_elements(absmax);

@@ -396,13 +396,16 @@ void fake_set_float(fake_arguments *a, const char *name, double value)
     add(a, name)->number = value;
 }
 
-/* The next "Type name" of a schema; false at its end. */
+/* The next "Type name" of a schema; false at its end. A tensor that is written to is a "Tensor(a!)". */
 static bool next_argument(const char **at, char type[32], char name[64])
 {
     int used = 0;
     while (**at == ' ' || **at == ',' || **at == '(') ++*at;
     if (**at == ')') return false;
-    if (sscanf(*at, "%31[A-Za-z] %63[a-z_0-9]%n", type, name, &used) != 2) abort();
+    if (sscanf(*at, "%31[A-Za-z]%n", type, &used) != 1) abort();
+    *at += used;
+    if (strncmp(*at, "(a!)", 4) == 0) *at += 4;
+    if (sscanf(*at, " %63[a-z_0-9]%n", name, &used) != 1) abort();
     *at += used;
     return true;
 }

@@ -46,6 +46,7 @@ def special(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return values
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("make", [finite, special])
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("dtype", DTYPES)

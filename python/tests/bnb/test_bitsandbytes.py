@@ -41,6 +41,7 @@ def unpacked(data: Tensor, scales: Tensor, code: Tensor, block: int, shape: tupl
 # ---- dequantize ----
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_dequantize_4bit_has_the_bits_of_bitsandbytes(kind: str, block: int) -> None:
@@ -269,6 +270,7 @@ def layer(bias: bool, nested: bool, kind: str, dtype: torch.dtype, storage: torc
     return made.to("cpu").train()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("kind", TYPES)
