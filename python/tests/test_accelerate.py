@@ -31,7 +31,11 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # f32: the order of sums. bf16: PEFT rounds the base's output, the update and their sum, nibble rounds once.
 LIMITS = {F32: 2e-6, BF16: 2e-2}
 
-VARIANTS: dict[str, dict[str, Any]] = {"lora": {}, "rslora": {"use_rslora": True, "lora_alpha": 8}, "dora": {"use_dora": True}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "rslora": {"use_rslora": True, "lora_alpha": 8},
+    "dora": {"use_dora": True},
+}
 
 
 def compare(model: PeftModel, limit: float) -> nibble_torch.Report:
@@ -54,7 +58,9 @@ def compare(model: PeftModel, limit: float) -> nibble_torch.Report:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_losses_and_gradients_are_those_of_peft(kind: str, bits: int, variant: str, dtype: torch.dtype) -> None:
+def test_losses_and_gradients_are_those_of_peft(
+    kind: str, bits: int, variant: str, dtype: torch.dtype
+) -> None:
     model = adapt(base(kind, bits, dtype=dtype), **VARIANTS[variant])
     report = compare(model, LIMITS[dtype])
     assert report.fused == {f"lora.Linear{'4bit' if bits == 4 else '8bitLt'}": 14}
@@ -271,10 +277,14 @@ def test_autocast(bits: int, to: torch.dtype) -> None:
 
 def test_generation() -> None:
     model = adapt(base())
-    expected = model.generate(input_ids=tokens(5), max_new_tokens=8, do_sample=False, use_cache=True, pad_token_id=0)
+    expected = model.generate(
+        input_ids=tokens(5), max_new_tokens=8, do_sample=False, use_cache=True, pad_token_id=0
+    )
     nibble_torch.accelerate(model)
     model.eval()
-    ids = model.generate(input_ids=tokens(5), max_new_tokens=8, do_sample=False, use_cache=True, pad_token_id=0)
+    ids = model.generate(
+        input_ids=tokens(5), max_new_tokens=8, do_sample=False, use_cache=True, pad_token_id=0
+    )
     assert torch.equal(ids, expected)
 
 

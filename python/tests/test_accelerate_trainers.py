@@ -1,4 +1,4 @@
-"""Scripts of transformers' Trainer and TRL's SFTTrainer, unmodified but for one line; DistributedDataParallel."""
+"""Scripts of transformers' Trainer and TRL's SFTTrainer, with one line more; DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from tiny_models import (
 )
 
 STEPS = 20
-TEXTS = [f"the {a} {b} sees the {c}" for a in ("old", "new", "red") for b in ("cat", "dog") for c in ("sun", "sea")]
+TEXTS = [
+    f"the {a} {b} sees the {c}" for a in ("old", "new", "red") for b in ("cat", "dog") for c in ("sun", "sea")
+]
 
 
 @pytest.fixture(scope="module")
