@@ -1,10 +1,13 @@
 """Times bitsandbytes' operators on the CPU: its own kernels against nibble's, in one run.
 
-    ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 python bench/bench_bitsandbytes.py [--threads 1 2] [--quick] [--only NAME]
+    python bench/bench_bitsandbytes.py [--threads 1 2] [--quick] [--only NAME]
 
-Both kernels of a row run in turn. A row shows the medians, and how many times faster nibble is. Results are new
-tensors in each call, as in a model. With one thread it is the time of the processor, which other processes do not
-disturb as much. With more it is that of the clock.
+Both kernels of a row run in turn. A row shows the medians, and how many times faster nibble is. Results are
+new tensors in each call, as in a model. With one thread it is the time of the processor, which other processes
+do not disturb as much. With more it is that of the clock.
+
+torch's own bf16 product dies with an illegal instruction on machines that announce AMX and do not have it. Set
+ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 there.
 """
 
 from __future__ import annotations
@@ -56,7 +59,9 @@ def rows(quick: bool) -> Iterator[Row]:
             args = (data, state.absmax, 64, "nf4", [size, size], dtype)
             yield row("dequantize_4bit", f"{shape} {short(dtype)}", lambda: ops.dequantize_4bit(*args))
     for size in sizes:
-        data, state = functional.quantize_4bit(torch.randn(size, size), quant_type="nf4", compress_statistics=True)
+        data, state = functional.quantize_4bit(
+            torch.randn(size, size), quant_type="nf4", compress_statistics=True
+        )
         for dtype in (F32, F16, BF16):
             for tokens in (1, 16, 512):
                 x = torch.randn(tokens, size).to(dtype)
@@ -103,7 +108,9 @@ def repacked(sizes: tuple[int, ...]) -> Iterator[Row]:
 
 def layers(size: int) -> Iterator[Row]:
     for dtype in (F32, BF16):
-        layer = bnb.nn.Linear4bit(size, size, bias=False, compute_dtype=dtype, quant_type="nf4").to("cpu").train()
+        layer = (
+            bnb.nn.Linear4bit(size, size, bias=False, compute_dtype=dtype, quant_type="nf4").to("cpu").train()
+        )
         for tokens in (16, 512):
             x = torch.randn(tokens, size).to(dtype).requires_grad_()
             dy = torch.randn(tokens, size).to(dtype)
@@ -135,9 +142,12 @@ def measure(of: Row) -> tuple[float, float]:
     rounds = 3 if once > 0.5 else 7 if once > 0.05 else 21
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
-        for switch, call, found in ((backend.unregister, of.own, times[0]), (backend.register, of.ours, times[1])):
+        for switch, call, found in (
+            (backend.unregister, of.own, times[0]),
+            (backend.register, of.ours, times[1]),
+        ):
             switch()
-            # malloc gives a call other addresses for a while after the other kernel ran: pages that are not mapped
+            # After the other kernel malloc gives out other addresses for a while, with pages to map.
             seconds(call, min(repeat, 8))
             found.append(seconds(call, repeat))
     return statistics.median(times[0]), statistics.median(times[1])
@@ -151,8 +161,13 @@ def main() -> None:
     args = parser.parse_args()
     version = backend.status().bitsandbytes
     torch.set_grad_enabled(True)
-    print(f"bitsandbytes {version}, torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, ", end="")
-    print(f"{platform.processor() or platform.machine()}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(
+        f"bitsandbytes {version}, torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, ",
+        end="",
+    )
+    print(
+        f"{platform.machine()}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    )
     for threads in args.threads:
         torch.set_num_threads(threads)
         torch.manual_seed(0)
@@ -162,7 +177,9 @@ def main() -> None:
             if args.only not in of.name:
                 continue
             own, ours = measure(of)
-            print(f"{of.name:24} {of.what:34} {own * 1e3:12.3f} {ours * 1e3:9.3f} {own / ours:6.1f}", flush=True)
+            print(
+                f"{of.name:24} {of.what:34} {own * 1e3:12.3f} {ours * 1e3:9.3f} {own / ours:6.1f}", flush=True
+            )
     backend.unregister()
 
 

@@ -1,5 +1,6 @@
-/* bnb.h - operators for the backend of bitsandbytes: those by whose rules bitsandbytes quantizes on a CPU, the ends
- * of its int8 product, and two of nibble's own with fewer arguments, because a call costs time for each.
+/* bnb.h - operators for the backend of bitsandbytes: those by whose rules bitsandbytes quantizes on a CPU,
+ * the ends of its int8 product, and two of nibble's own with fewer arguments, because a call costs time for
+ * each.
  *
  *     bnb_fourbit.c   nibble::bnb_quantize_4bit
  *     bnb_eightbit.c  nibble::bnb_quantize_8bit
@@ -7,8 +8,9 @@
  *     bnb_weight.c    nibble::bnb_dequantize_4bit, bnb_gemm_4bit
  *     bnb_library.c   what they share, and their registration
  *
- * The bytes of the first three files are those of bitsandbytes 0.50. Their operators are for host memory alone. Each
- * has a scalar path and an AVX2 path with the same bits. They run on torch's threads, from torch 2.10 on. */
+ * The bytes of the first three files are those of bitsandbytes 0.50. Their operators are for host memory
+ * alone. Each has a scalar path and an AVX2 path with the same bits. They run on torch's threads, from torch
+ * 2.10 on. */
 #ifndef NIBBLE_TORCH_BNB_H
 #define NIBBLE_TORCH_BNB_H
 

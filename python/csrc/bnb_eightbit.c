@@ -1,11 +1,11 @@
-/* bnb_eightbit.c - 8-bit codes of a table of 256 values, in blocks of the flattened tensor, as bitsandbytes' CPU
- * library chooses them.
+/* bnb_eightbit.c - 8-bit codes of a table of 256 values, in blocks of the flattened tensor, as bitsandbytes'
+ * CPU library chooses them.
  *
  *     y = x * RN(1 / absmax), limited to [-1, 1]
  *     code = the nearest entry to -1 + 2 i / 65535, i = trunc(65535 (y + 1) / 2 + 1/2)
  *
- * So codes are those of a grid of 65,536 points. The code of each point is looked up. A tie of entries goes to the
- * lower one, NaN has the code of -1, a block of zeros has codes 0.
+ * So codes are those of a grid of 65,536 points. The code of each point is looked up. A tie of entries goes
+ * to the lower one, NaN has the code of -1, a block of zeros has codes 0.
  *
  * The way back is a load and a product for each value. bitsandbytes' own kernel does it as fast. */
 #include "bnb.h"

@@ -4,8 +4,8 @@
  *     short block   y = x / absmax, absmax at least 1e-38: the last one
  *     code          order[number of bounds below y]; NaN is above all bounds
  *
- * A NaN makes absmax NaN. If the number of values is odd, the last nibble is the code of 0. Two codes are in a
- * byte, the first in the high nibble. Cost: the values are read once. */
+ * A NaN makes absmax NaN. If the number of values is odd, the last nibble is the code of 0. Two codes are in
+ * a byte, the first in the high nibble. Cost: the values are read once. */
 #include "bnb.h"
 
 #include <math.h>

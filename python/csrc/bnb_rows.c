@@ -1,12 +1,12 @@
-/* bnb_rows.c - LLM.int8() as bitsandbytes computes it on a CPU: the rows of activations to codes of 8 bits, and
- * the product of codes to numbers.
+/* bnb_rows.c - LLM.int8() as bitsandbytes computes it on a CPU: the rows of activations to codes of 8 bits,
+ * and the product of codes to numbers.
  *
  *     quantize    absmax = max |x| of the row's values below the threshold
- *                 code = RN(x * (RN(1 / absmax) * 127)); 0 in each column that has a value from the threshold on
+ *                 code = RN(x * (RN(1 / absmax) * 127)); 0 in columns that have a value from the threshold on
  *     dequantize  y = RN_T(sum * (row absmax * column absmax) * 6.200124e-05 + bias), each step rounded to f32
  *
- * The constant is that of bitsandbytes' Python code; 1 / 127^2 is 6.200012e-05. A row with NaN, and one of zeros, has
- * codes 0. */
+ * The constant is that of bitsandbytes' Python code; 1 / 127^2 is 6.200012e-05. A row with NaN, and one of
+ * zeros, has codes 0. */
 #include "bnb.h"
 
 #include <math.h>

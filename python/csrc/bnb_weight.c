@@ -1,13 +1,13 @@
-/* bnb_weight.c - nibble::bnb_dequantize_4bit and nibble::bnb_gemm_4bit: nibble::dequantize and nibble::linear for
- * weights in bitsandbytes' layout, with the arguments that bitsandbytes has. */
+/* bnb_weight.c - nibble::bnb_dequantize_4bit and nibble::bnb_gemm_4bit: nibble::dequantize and
+ * nibble::linear for weights in bitsandbytes' layout, with the arguments that bitsandbytes has. */
 #include "bnb.h"
 
 #include <sys/mman.h>
 
 DEFINE_RUN(linear)
 
-/* The weight [rows, columns] of packed codes of 4 bits. `codes`: the scales are double-quantized, and absmax are
- * the scales of their codes. */
+/* The weight [rows, columns] of packed codes of 4 bits. `codes`: the scales are double-quantized, and absmax
+ * are the scales of their codes. */
 static nbl_weight weight_of(torch_call *c, const nbl_tensor *data, const nbl_tensor *absmax,
                             const nbl_tensor *codes, const nbl_tensor *table, const nbl_tensor *offset,
                             int64_t rows, int64_t columns)
@@ -56,8 +56,8 @@ static nbl_weight weight_of(torch_call *c, const nbl_tensor *data, const nbl_ten
 
 /* ---- dequantize ---- */
 
-/* Memory of this size is mapped for each tensor alone (mallopt's M_MMAP_THRESHOLD is 32 MiB at most). To map 4 KiB
- * at a time costs several times what dequantizing does. */
+/* Memory of this size is mapped for each tensor alone (mallopt's M_MMAP_THRESHOLD is 32 MiB at most). To map
+ * 4 KiB at a time costs several times what dequantizing does. */
 static const size_t huge_bytes = (size_t)32 << 20;
 
 /* Asks for huge pages within memory that nobody has written to. */

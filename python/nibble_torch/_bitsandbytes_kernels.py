@@ -1,4 +1,4 @@
-"""Kernels of bitsandbytes' operators, from nibble's. Each passes calls that nibble does not take on to bitsandbytes."""
+"""Kernels of bitsandbytes' operators. Calls that nibble does not take go to bitsandbytes' own kernels."""
 
 from __future__ import annotations
 
@@ -89,7 +89,11 @@ def _make_dequantize_4bit(kernel: Kernel) -> Function:
         A: Tensor, absmax: Tensor, blocksize: int, quant_type: str, shape: Sequence[int], dtype: torch.dtype
     ) -> Any:
         # bitsandbytes gives a vector the shape [1, n] on a CPU.
-        if len(shape) < 2 or dtype not in COMPUTE or not _takes(A, absmax, math.prod(shape), blocksize, quant_type):
+        if (
+            len(shape) < 2
+            or dtype not in COMPUTE
+            or not _takes(A, absmax, math.prod(shape), blocksize, quant_type)
+        ):
             return kernel.pass_on(A, absmax, blocksize, quant_type, shape, dtype)
         kernel.counts[0] += 1
         out = torch.empty(shape, dtype=dtype, device=A.device)
@@ -241,7 +245,9 @@ def _type_of(code: Tensor) -> str:
     return ""
 
 
-def _gemv_4bit(kernel: Kernel, A: Tensor, B: Tensor, shapeB: Sequence[int], absmax: Tensor, code: Tensor, blocksize: int) -> Any:
+def _gemv_4bit(
+    kernel: Kernel, A: Tensor, B: Tensor, shapeB: Sequence[int], absmax: Tensor, code: Tensor, blocksize: int
+) -> Any:
     """The product, or None if nibble does not take it."""
     if not _takes_x(A, B, shapeB):
         return None
@@ -254,7 +260,9 @@ def _gemv_4bit(kernel: Kernel, A: Tensor, B: Tensor, shapeB: Sequence[int], absm
 
 
 def _make_gemv_4bit(kernel: Kernel) -> Function:
-    def gemv_4bit(A: Tensor, B: Tensor, shapeB: Sequence[int], absmax: Tensor, code: Tensor, blocksize: int) -> Any:
+    def gemv_4bit(
+        A: Tensor, B: Tensor, shapeB: Sequence[int], absmax: Tensor, code: Tensor, blocksize: int
+    ) -> Any:
         y = _gemv_4bit(kernel, A, B, shapeB, absmax, code, blocksize)
         return kernel.pass_on(A, B, shapeB, absmax, code, blocksize) if y is None else y
 
@@ -289,7 +297,9 @@ def _same(ours: Sequence[Tensor | None], own: Sequence[Tensor | None]) -> bool:
     )
 
 
-def _checked(kernel: Kernel, takes: Callable[..., bool], ours: Function, probes: Callable[[], list[Any]]) -> Function:
+def _checked(
+    kernel: Kernel, takes: Callable[..., bool], ours: Function, probes: Callable[[], list[Any]]
+) -> Function:
     """Compares with bitsandbytes' own kernel at the first call. A difference leaves the operator to it.
 
     The rules by which bitsandbytes quantizes stand in no schema. They have changed between versions, and the
@@ -348,7 +358,9 @@ def _make_quantize_4bit(kernel: Kernel) -> Function:
         )
 
     def ours(A: Tensor, blocksize: int, quant_type: str, quant_storage: torch.dtype) -> tuple[Tensor, Tensor]:
-        data, absmax = _ops.bnb_quantize_4bit.default.redispatch(kernel.keys, A, *_bounds(quant_type), blocksize)
+        data, absmax = _ops.bnb_quantize_4bit.default.redispatch(
+            kernel.keys, A, *_bounds(quant_type), blocksize
+        )
         if quant_storage != torch.uint8:
             data = data.view(-1).view(quant_storage).unsqueeze(1)
         return data, absmax

@@ -1,27 +1,30 @@
 """The backend of bitsandbytes: its operators, computed by nibble.
 
-With the package installed, `import bitsandbytes` calls register() at its end, and nothing else changes. An operator
-is replaced if its schema is the one that is known here. A call with arguments that nibble does not take goes to
-bitsandbytes' own kernel.
+With the package installed, `import bitsandbytes` calls register() at its end, and nothing else changes. An
+operator is replaced if its schema is the one that is known here. A call with arguments that nibble does not
+take goes to bitsandbytes' own kernel.
 
     NIBBLE_BITSANDBYTES=off python train.py      bitsandbytes keeps its own kernels
     print(nibble_torch.bitsandbytes.status())    who computes what, and why
 
-The results of the quantizers, of dequantize_4bit and of the int8 operators are those of bitsandbytes, bit for bit.
-Products sum in float32 and are rounded once.
+The results of the quantizers, of dequantize_4bit and of the int8 operators are those of bitsandbytes, bit for
+bit. Products sum in float32 and are rounded once.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.metadata
 import logging
 import os
 import sys
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 
 from . import _bitsandbytes_kernels as kernels
 from . import _library
@@ -59,7 +62,11 @@ class Status:
             return f"bitsandbytes {self.bitsandbytes} keeps its own kernels: {self.reason}"
         lines = [f"bitsandbytes {self.bitsandbytes} with kernels of nibble:"]
         for op in self.operators:
-            text = f"nibble: {op.calls} calls, {op.passed_on} passed on" if op.ours else f"bitsandbytes: {op.reason}"
+            text = (
+                f"nibble: {op.calls} calls, {op.passed_on} passed on"
+                if op.ours
+                else f"bitsandbytes: {op.reason}"
+            )
             lines.append(f"  {op.device:4} {op.name:24} {text}")
         return "\n".join(lines)
 
@@ -70,14 +77,16 @@ _GEMV = "Tensor A, Tensor B, int[] shapeB, Tensor absmax, Tensor code, int block
 SCHEMAS = {
     "dequantize_4bit": f"(Tensor A, {_WEIGHT}) -> Tensor",
     "dequantize_4bit.out": f"(Tensor A, {_WEIGHT}, Tensor! out) -> ()",
-    "gemm_4bit": "(Tensor A, Tensor B, int[] shapeB, Tensor absmax, int blocksize, str quant_type, Tensor? bias=None, "
-    "Tensor? absmax_8bit=None, Tensor? absmax_code=None, Tensor? absmax_offset=None) -> Tensor",
+    "gemm_4bit": "(Tensor A, Tensor B, int[] shapeB, Tensor absmax, int blocksize, str quant_type, "
+    "Tensor? bias=None, Tensor? absmax_8bit=None, Tensor? absmax_code=None, Tensor? absmax_offset=None) "
+    "-> Tensor",
     "gemv_4bit": f"({_GEMV}) -> Tensor",
     "gemv_4bit.out": f"({_GEMV}, Tensor! out) -> ()",
     "quantize_4bit": "(Tensor A, int blocksize, str quant_type, ScalarType quant_storage) -> (Tensor, Tensor)",
     "quantize_blockwise": "(Tensor A, Tensor code, int blocksize) -> (Tensor, Tensor)",
     "int8_vectorwise_quant": "(Tensor A, float threshold=0.0) -> (Tensor, Tensor, Tensor?)",
-    "int8_mm_dequant": "(Tensor A, Tensor row_stats, Tensor col_stats, ScalarType? dtype=None, Tensor? bias=None) -> Tensor",
+    "int8_mm_dequant": "(Tensor A, Tensor row_stats, Tensor col_stats, ScalarType? dtype=None, "
+    "Tensor? bias=None) -> Tensor",
 }
 
 _SLOWER = "it is as fast as nibble's: a load and a product for each value"
@@ -146,8 +155,11 @@ def _unknown(name: str) -> str:
 
 def _devices() -> list[str]:
     """The CPU, and CUDA if torch, the machine and the library have it."""
-    cuda = torch.cuda.is_available() and torch.version.hip is None and _library.load().nbl_cuda_built()
-    return ["cpu", "cuda"] if cuda else ["cpu"]
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        return ["cpu"]
+    built = _library.load().nbl_cuda_built
+    built.restype = ctypes.c_bool
+    return ["cpu", "cuda"] if built() else ["cpu"]
 
 
 def _left(name: str, device: str, unknown: dict[str, str]) -> str:
@@ -162,7 +174,9 @@ def _left(name: str, device: str, unknown: dict[str, str]) -> str:
     if name in _NEEDS_THREADS and version < (2, 10):
         return "nibble's kernel needs torch 2.10 or later"
     key = kernels.KEYS[device]
-    if name == "quantize_blockwise" and not torch._C._dispatch_has_kernel_for_dispatch_key(f"bitsandbytes::{name}", key):
+    if name == "quantize_blockwise" and not torch._C._dispatch_has_kernel_for_dispatch_key(
+        f"bitsandbytes::{name}", key
+    ):
         return "the CPU library of bitsandbytes is not loaded, and its Python code has other rules"
     return ""
 
@@ -174,7 +188,6 @@ def _register() -> _Registration:
         if _registration is not None:
             return _registration
     unknown = {name: _unknown(name) for name in SCHEMAS}
-    no_dynamo: Any = torch._disable_dynamo
     made = _Registration()
     try:
         for device in _devices():
@@ -185,10 +198,19 @@ def _register() -> _Registration:
                     made.operators.append(Operator(name, device, False, reason))
                 else:
                     planned.append(kernels.Kernel(name, device))
-            for kernel in planned:
-                key = kernels.KEYS[device]
-                # As torch.library.register_kernel, which does not override in torch 2.9.
-                made.library.impl(kernel.name, no_dynamo(kernel.function), key, allow_override=True)
+            with warnings.catch_warnings():
+                # torch 2.9 warns of the first kernel that overrides another.
+                warnings.filterwarnings(
+                    "ignore", "(?s).*Overriding a previously registered kernel", UserWarning
+                )
+                for kernel in planned:
+                    # As torch.library.register_kernel, which does not override in torch 2.9.
+                    made.library.impl(
+                        kernel.name,
+                        _disable_dynamo(kernel.function),
+                        kernels.KEYS[device],
+                        allow_override=True,
+                    )
             made.operators += planned
     except Exception:
         made.end()
@@ -200,9 +222,9 @@ def _register() -> _Registration:
 
 
 def register() -> None:
-    """Gives bitsandbytes nibble's kernels. It never fails: bitsandbytes then keeps its own, and one line is logged.
+    """Gives bitsandbytes nibble's kernels.
 
-    Calling it again is harmless.
+    It never fails: bitsandbytes then keeps its own, and one line is logged. Calling it again is harmless.
     """
     global _registration, _reason
     if _registration is not None:
@@ -232,7 +254,9 @@ def status() -> Status:
     if _registration is None:
         return Status(False, _reason, _version())
     operators = [
-        item if isinstance(item, Operator) else Operator(item.name, item.device, not item.reason, item.reason, *item.counts)
+        item
+        if isinstance(item, Operator)
+        else Operator(item.name, item.device, not item.reason, item.reason, *item.counts)
         for item in _registration.operators
     ]
     return Status(True, "", _version(), tuple(sorted(operators, key=lambda op: (op.device, op.name))))

@@ -32,7 +32,10 @@ def quantized(shape: tuple[int, ...], kind: str = "nf4", block: int = 64, **how:
 
 
 def unpacked(data: Tensor, scales: Tensor, code: Tensor, block: int, shape: tuple[int, ...]) -> Tensor:
-    """bitsandbytes' definition in f32. Its own CPU kernels take wrong scales where rows are no whole blocks."""
+    """bitsandbytes' definition in f32.
+
+    Its own CPU kernels take wrong scales where rows are no whole blocks.
+    """
     data, count = data.view(-1).view(torch.uint8), math.prod(shape)
     codes = torch.stack((data >> 4, data & 15), 1).flatten().long()[:count]
     return (code[codes] * scales.repeat_interleave(block)[:count]).reshape(shape)
@@ -147,7 +150,10 @@ def test_no_tokens_give_no_results() -> None:
     """bitsandbytes' own gemv_4bit divides by zero then, on a processor with AVX512-BF16."""
     data, state = quantized((40, 64))
     for x in (torch.empty(0, 64), torch.empty(2, 0, 64)):
-        assert ours("gemm_4bit", lambda: ops.gemm_4bit(*gemm_args(data, state, x, None))).shape == (*x.shape[:-1], 40)
+        assert ours("gemm_4bit", lambda: ops.gemm_4bit(*gemm_args(data, state, x, None))).shape == (
+            *x.shape[:-1],
+            40,
+        )
         found = ours("gemv_4bit", lambda: functional.gemv_4bit(x, data, state=state))
         assert found.shape == (*x.shape[:-1], 40)
 
@@ -206,7 +212,9 @@ def test_gemv_4bit_with_another_table_is_passed_on() -> None:
     data, state = quantized((96, 128))
     x = torch.randn(1, 128)
     args = (x, data, [96, 128], state.absmax, state.code * 2, 64)
-    assert torch.equal(passed_on("gemv_4bit", lambda: ops.gemv_4bit(*args)), stock(lambda: ops.gemv_4bit(*args)))
+    assert torch.equal(
+        passed_on("gemv_4bit", lambda: ops.gemv_4bit(*args)), stock(lambda: ops.gemv_4bit(*args))
+    )
 
 
 def test_weights_that_bitsandbytes_has_repacked_stay_its_own() -> None:
@@ -265,7 +273,13 @@ def test_what_nibble_does_not_take_gives_what_bitsandbytes_gives() -> None:
 
 def layer(bias: bool, nested: bool, kind: str, dtype: torch.dtype, storage: torch.dtype) -> bnb.nn.Linear4bit:
     made = bnb.nn.Linear4bit(
-        128, 64, bias=bias, compute_dtype=dtype, compress_statistics=nested, quant_type=kind, quant_storage=storage
+        128,
+        64,
+        bias=bias,
+        compute_dtype=dtype,
+        compress_statistics=nested,
+        quant_type=kind,
+        quant_storage=storage,
     )
     return made.to("cpu").train()
 
@@ -303,7 +317,9 @@ def test_linear4bit_in_eval_mode() -> None:
         name = "gemv_4bit" if functional.has_avx512bf16() else "gemm_4bit"
         calls = counts(name)
         y = made.eval()(x)
-        assert counts(name) == ((calls[0], calls[1] + 1) if functional.has_avx512bf16() else (calls[0] + 1, calls[1]))
+        assert counts(name) == (
+            (calls[0], calls[1] + 1) if functional.has_avx512bf16() else (calls[0] + 1, calls[1])
+        )
         assert distance(y, before.double()) < 0.02  # its scales are bfloat16
         assert torch.equal(y, stock(lambda: made(x)))
 

@@ -12,7 +12,17 @@ import bitsandbytes.functional as functional
 import nibble_torch.bitsandbytes as backend
 import pytest
 import torch
-from bitsandbytes_common import BLOCKS, DTYPES, STORAGES, TYPES, assert_same_bytes, ours, passed_on, same_bytes, stock
+from bitsandbytes_common import (
+    BLOCKS,
+    DTYPES,
+    STORAGES,
+    TYPES,
+    assert_same_bytes,
+    ours,
+    passed_on,
+    same_bytes,
+    stock,
+)
 from torch import Tensor
 
 ops: Any = torch.ops.bitsandbytes
@@ -77,7 +87,9 @@ def test_quantize_4bit_of_every_number_of_16_bits(kind: str) -> None:
 def test_quantize_blockwise(dtype: torch.dtype, make: Any) -> None:
     tensors, tables = [make(shape, dtype) for shape in SHAPES], (*MAPS, torch.linspace(-1, 1, 256))
     blocks = (32, 64, 256, 4096, 10000)
-    assert_same_bytes("quantize_blockwise", [(x, t, block) for x in tensors for t in tables for block in blocks])
+    assert_same_bytes(
+        "quantize_blockwise", [(x, t, block) for x in tensors for t in tables for block in blocks]
+    )
 
 
 def test_quantize_blockwise_with_many_tables() -> None:
@@ -121,7 +133,12 @@ def test_int8_mm_dequant(dtype: torch.dtype | None) -> None:
 
 
 def test_empty_tensors_are_passed_on() -> None:
-    assert passed_on("quantize_4bit", lambda: ops.quantize_4bit(torch.empty(0), 64, "nf4", torch.uint8))[0].numel() == 0
+    assert (
+        passed_on("quantize_4bit", lambda: ops.quantize_4bit(torch.empty(0), 64, "nf4", torch.uint8))[
+            0
+        ].numel()
+        == 0
+    )
 
 
 SCALAR = """

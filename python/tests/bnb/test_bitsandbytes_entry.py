@@ -120,7 +120,9 @@ class Driver:
         self.process.stdin.flush()
         code, printed, logged = json.loads(self.process.stdout.readline())
         assert code == 0, logged
-        return printed.splitlines(), [line for line in logged.splitlines() if line and "gemm_4bit_forward" not in line]
+        return printed.splitlines(), [
+            line for line in logged.splitlines() if line and "gemm_4bit_forward" not in line
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +150,15 @@ def is_installed() -> bool:
     return not str(SOURCES).startswith(str(Path(__file__).resolve().parents[2]))
 
 
+@pytest.mark.matrix
 def test_installed_it_is_called(run: Driver, tmp_path: Path) -> None:
     printed, logged = run(installed(tmp_path))
-    assert printed == ["registered True", "called dequantize_4bit", "called gemm_4bit", "called quantize_4bit"]
+    assert printed == [
+        "registered True",
+        "called dequantize_4bit",
+        "called gemm_4bit",
+        "called quantize_4bit",
+    ]
     assert logged == []
 
 
@@ -246,14 +254,22 @@ def test_an_operator_that_does_not_exist_is_left_alone_with_one_line(
 def test_a_failure_while_registering_leaves_everything_to_bitsandbytes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(kernel: Any) -> Any:
-        raise RuntimeError("no kernel today\nand more lines")
+    register, names = torch.library.Library.impl, []
 
-    monkeypatch.setitem(kernels._MAKERS, "quantize_blockwise", fail)  # the last one
+    def fail(library: Any, name: str, *args: Any, **how: Any) -> None:
+        names.append(name)
+        if len(names) == 3:
+            raise RuntimeError("no kernel today\nand more lines")
+        register(library, name, *args, **how)
+
+    data, state = functional.quantize_4bit(torch.randn(64, 64))
+    monkeypatch.setattr(torch.library.Library, "impl", fail)
     backend.register()
+    assert names == ["dequantize_4bit", "dequantize_4bit.out", "gemm_4bit"]
     assert backend.status() == backend.Status(False, "no kernel today", backend.status().bitsandbytes)
     assert lines(caplog) == ["bitsandbytes keeps its own kernels: no kernel today"]
-    functional.quantize_4bit(torch.randn(64, 64))
+    with pytest.raises(NotImplementedError):  # bitsandbytes has no such kernel on a CPU
+        functional.dequantize_4bit(data, state, out=torch.empty(64, 64))
 
 
 def test_a_quantizer_with_other_bytes_is_left_alone_with_one_line(
@@ -269,7 +285,9 @@ def test_a_quantizer_with_other_bytes_is_left_alone_with_one_line(
     for _ in range(2):
         assert same_bytes(ops.quantize_4bit(values, 64, "nf4", torch.uint8), expected)
     assert computed() == EVERY - {"quantize_4bit"}
-    assert lines(caplog) == ["bitsandbytes keeps its own kernel of quantize_4bit: its results are not those that are known"]
+    assert lines(caplog) == [
+        "bitsandbytes keeps its own kernel of quantize_4bit: its results are not those that are known"
+    ]
 
 
 def test_without_its_cpu_library_bitsandbytes_has_other_rules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,6 +295,16 @@ def test_without_its_cpu_library_bitsandbytes_has_other_rules(monkeypatch: pytes
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda name, key: False)
     backend.register()
     assert computed() == EVERY - {"quantize_blockwise"}
+
+
+def test_on_cuda_the_weights_are_nibbles_and_the_rounding_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_devices", lambda: ["cpu", "cuda"])
+    backend.register()
+    found = {op.name for op in backend.status().operators if op.device == "cuda" and op.ours}
+    assert found == {"dequantize_4bit", "dequantize_4bit.out", "gemm_4bit"}
+    assert computed() == EVERY
+    for name in found:
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"bitsandbytes::{name}", "CUDA")
 
 
 # ---- torch.compile ----
