@@ -102,11 +102,18 @@ def _stand_ins() -> dict[type[nn.Module], type[nn.Module]]:
         from . import _layers_bnb
 
         found |= _layers_bnb.STAND_INS
-        if importlib.util.find_spec("peft"):
+        if _has_peft():
             from . import _layers_peft
 
             found |= _layers_peft.STAND_INS
     return found
+
+
+def _has_peft() -> bool:
+    """PEFT 0.16 or later. Before, layers kept their variants elsewhere."""
+    if not importlib.util.find_spec("peft"):
+        return False
+    return importlib.util.find_spec("peft.tuners.lora.variants") is not None
 
 
 def _swap(module: nn.Module, stand_in: type[nn.Module] | None) -> bool:
@@ -137,7 +144,7 @@ def _set_class(module: nn.Module, new: type[nn.Module]) -> None:
 
 def _follow_peft() -> None:
     """PEFT wraps layers when adapters are added. Over a fused layer the wrapper is fused as well."""
-    if not importlib.util.find_spec("peft") or not importlib.util.find_spec("bitsandbytes"):
+    if not importlib.util.find_spec("bitsandbytes") or not _has_peft():
         return
     from peft.tuners.lora import LoraModel
 
@@ -181,9 +188,9 @@ def _reason(module: Any) -> str | None:
             return "it is not quantized"
         if type(getattr(module, "base_layer", None)) is nn.Linear:
             return "its base layer is not quantized"
-        return (
-            f"{type(module).__module__}.{type(module).__qualname__} is not among the classes that are fused"
-        )
+        name = f"{type(module).__module__}.{type(module).__qualname__}"
+        old = name.startswith("peft.") and not _has_peft()
+        return f"{name} is not among the classes that are fused" + (", of PEFT 0.16 and later" if old else "")
     layer: Any = module
     base: Any = getattr(layer, "base_layer", layer)
     data = getattr(base.weight, "CB", None)

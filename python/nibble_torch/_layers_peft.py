@@ -92,7 +92,7 @@ class FusedLora(Fused):
         if a.device != device or b.device != device:
             return f"A is on {a.device}, B on {b.device}, the weight on {device}"
         autocast = torch.is_autocast_enabled(device.type)
-        if not self.cast_input_dtype_enabled and not autocast and x.dtype != a.dtype:
+        if not getattr(self, "cast_input_dtype_enabled", True) and not autocast and x.dtype != a.dtype:
             return "PEFT's cast of the input is disabled"
         if autocast and x.dtype not in (torch.float32, torch.get_autocast_dtype(device.type)):
             return f"x is {x.dtype} under autocast to {torch.get_autocast_dtype(device.type)}"

@@ -275,6 +275,17 @@ def test_autocast(bits: int, to: torch.dtype) -> None:
     assert distance(fused[1], expected[1]) < 2e-6
 
 
+def test_attentions_and_hidden_states_come_out() -> None:
+    model = adapt(base())
+    model.base_model.model.set_attn_implementation("eager")
+    expected = model(input_ids=tokens(), output_attentions=True, output_hidden_states=True)
+    nibble_torch.accelerate(model)
+    output = model(input_ids=tokens(), output_attentions=True, output_hidden_states=True)
+    for name, count in (("attentions", 2), ("hidden_states", 3)):
+        assert len(output[name]) == len(expected[name]) == count
+        assert all(distance(a, b) < 2e-6 for a, b in zip(output[name], expected[name], strict=True))
+
+
 def test_generation() -> None:
     model = adapt(base())
     expected = model.generate(

@@ -228,6 +228,14 @@ def test_a_patched_forward_is_kept() -> None:
     fallback(model, "its forward is patched", 2e-6)
 
 
+def test_a_scaling_that_is_a_tensor() -> None:
+    from peft.utils.hotswap import prepare_model_for_compiled_hotswap
+
+    model = adapt(base())
+    prepare_model_for_compiled_hotswap(model)
+    fallback(model, "its scaling is a Tensor", 2e-6)
+
+
 def test_a_mixed_batch() -> None:
     model = adapt(base())
     model.add_adapter("second", LoraConfig(r=4, target_modules="all-linear"))
