@@ -356,7 +356,9 @@ NBL_API nbl_status nbl_context_use_cuda(nbl_context *ctx, int index);
  *   stream   a cudaStream_t of device `index`; NULL: the legacy default stream
  *   share    another context that this function has put on the same device, or
  *            NULL. Both then use one cuBLASLt handle, which lives as long as the
- *            last of them, and each may work on a thread of its own.
+ *            last of them, and each may work on a thread of its own. When the
+ *            last one closes, all its work must be done, and no captured graph
+ *            that holds such work may run later.
  */
 NBL_API nbl_status nbl_context_use_cuda_stream(nbl_context *ctx, int index,
                                                void *stream,
@@ -1665,8 +1667,9 @@ NBL_API nbl_status nbl_quantize(nbl_context *ctx,
 
 /* Dequantizes rows [row_begin, row_end) of a weight to f32, f16 or bf16. Rounds
  * once; bit-exact with bitsandbytes and transformers. A row is the last
- * dimension; all others are flattened. On a CUDA context the weight is packed,
- * its parts and `out` are device memory, and the work is enqueued.
+ * dimension; all others are flattened. On a CUDA context the weight's parts and
+ * `out` are device memory, and the work is enqueued. Dense weights are only
+ * copied there: the same dtype, not transposed.
  *
  *   transpose   false: out is [rows, columns]; true: [columns, rows]
  *   out         result: dense, aligned to its element

@@ -1,6 +1,7 @@
-"""accelerate(model): the linear layers of a transformers or PEFT model compute with nibble. restore(model) undoes it.
+"""accelerate(model): a model's linear layers compute with nibble. restore(model) undoes it.
 
-    model = AutoModelForCausalLM.from_pretrained(name, quantization_config=BitsAndBytesConfig(load_in_4bit=True))
+    packed = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(name, quantization_config=packed)
     model = get_peft_model(model, LoraConfig(...))
     print(nibble_torch.accelerate(model))
 
@@ -35,7 +36,9 @@ class Left:
 class Report:
     """What accelerate found in a model."""
 
-    fused: dict[str, int] = field(default_factory=dict)  # layers by class, base layers of adapters not counted
+    fused: dict[str, int] = field(
+        default_factory=dict
+    )  # layers by class, base layers of adapters not counted
     groups: dict[str, int] = field(default_factory=dict)  # by the names of their members
     left: tuple[Left, ...] = ()
 
@@ -53,10 +56,12 @@ class Report:
 
         lines = [f"fused: {listed(self.fused)}"]
         if self.groups:
-            lines.append("groups: " + ", ".join(f"{count} of {names}" for names, count in self.groups.items()))
+            lines.append(
+                "groups: " + ", ".join(f"{count} of {names}" for names, count in self.groups.items())
+            )
         for left in self.left:
-            more = ", ..." if len(left.names) > 1 else ""
-            lines.append(f"left: {len(left.names)} {left.kind} ({left.names[0]}{more}): {left.reason}")
+            names = ", ".join(left.names[:1]) + (", ..." if len(left.names) > 1 else "")
+            lines.append(f"left: {len(left.names)} {left.kind} ({names}): {left.reason}")
         return "\n".join(lines)
 
 
@@ -97,11 +102,18 @@ def _stand_ins() -> dict[type[nn.Module], type[nn.Module]]:
         from . import _layers_bnb
 
         found |= _layers_bnb.STAND_INS
-        if importlib.util.find_spec("peft"):
+        if _has_peft():
             from . import _layers_peft
 
             found |= _layers_peft.STAND_INS
     return found
+
+
+def _has_peft() -> bool:
+    """PEFT 0.16 or later. Before, layers kept their variants elsewhere."""
+    if not importlib.util.find_spec("peft"):
+        return False
+    return importlib.util.find_spec("peft.tuners.lora.variants") is not None
 
 
 def _swap(module: nn.Module, stand_in: type[nn.Module] | None) -> bool:
@@ -132,7 +144,7 @@ def _set_class(module: nn.Module, new: type[nn.Module]) -> None:
 
 def _follow_peft() -> None:
     """PEFT wraps layers when adapters are added. Over a fused layer the wrapper is fused as well."""
-    if not importlib.util.find_spec("peft") or not importlib.util.find_spec("bitsandbytes"):
+    if not importlib.util.find_spec("bitsandbytes") or not _has_peft():
         return
     from peft.tuners.lora import LoraModel
 
@@ -146,23 +158,24 @@ def _follow_peft() -> None:
             _swap(made, _stand_ins().get(type(made)))
         return made
 
-    create_new_module.nibble_follows = True  # type: ignore[attr-defined]
-    LoraModel._create_new_module = staticmethod(create_new_module)
+    setattr(create_new_module, "nibble_follows", True)
+    setattr(LoraModel, "_create_new_module", staticmethod(create_new_module))
 
 
 # ---- the report ----
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
-    """Name, kind and module of every linear layer and every LoRA layer, without what is inside LoRA layers."""
+    """Name, kind and module of all linear layers and LoRA layers, without what is inside LoRA layers."""
     inside: tuple[str, ...] = ()
+    module: Any
     for name, module in model.named_modules():
         if inside and name.startswith(inside):
             continue
         if hasattr(module, "lora_A") and hasattr(module, "base_layer"):
             inside = (*inside, name + ".")
             yield name, f"lora.{type(module).__name__}", module
-        elif isinstance(module, (nn.Linear, Fused)):
+        elif isinstance(module, nn.Linear):
             yield name, type(module).__name__, module
 
 
@@ -173,12 +186,13 @@ def _reason(module: Any) -> str | None:
             return "its forward is patched"
         if type(module) is nn.Linear:
             return "it is not quantized"
-        base = getattr(module, "base_layer", None)
-        if type(base) is nn.Linear:
+        if type(getattr(module, "base_layer", None)) is nn.Linear:
             return "its base layer is not quantized"
-        return f"{type(module).__module__}.{type(module).__qualname__} is not among the classes that are fused"
+        name = f"{type(module).__module__}.{type(module).__qualname__}"
+        old = name.startswith("peft.") and not _has_peft()
+        return f"{name} is not among the classes that are fused" + (", of PEFT 0.16 and later" if old else "")
     layer: Any = module
-    base = getattr(module, "base_layer", module)
+    base: Any = getattr(layer, "base_layer", layer)
     data = getattr(base.weight, "CB", None)
     if data is None:
         data = base.weight

@@ -56,7 +56,7 @@ def _adapter(part: Part, none: Tensor) -> tuple[Any, ...]:
 
 
 def _seed(x: Tensor) -> Tensor:
-    """torch's generator draws it: manual_seed, checkpointing and CUDA graphs treat it as any random tensor."""
+    """torch's generator draws it. So manual_seed, checkpointing and CUDA graphs do what they do elsewhere."""
     return torch.randint(2**62, (1,), dtype=torch.int64, device=x.device)
 
 
@@ -139,9 +139,9 @@ def fourbit_weight(module: Any) -> tuple[Any, ...] | str:
     """data ... columns of a Linear4bit, kept until its weight or quant state changes."""
     weight = module._parameters.get("weight")
     state = getattr(weight, "quant_state", None)
-    if state is None and weight is not None and weight.shape[1:] == (1,):
+    if weight is not None and state is None and weight.shape[1:] == (1,):
         state = module.quant_state  # FSDP and torch.export make a plain tensor of the packed weight
-    if state is None:
+    if weight is None or state is None:
         return "the weight is not quantized yet: move the model to its device first"
     if torch.compiler.is_compiling():
         return _fourbit_arguments(module, weight, state)

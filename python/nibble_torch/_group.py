@@ -1,9 +1,9 @@
 """Layers with one input, such as q, k and v, computed by one call.
 
-The parent module's forward runs with a view of the module as `self`. In the view the members of a group carry a
-scope that lives as long as the call. The first member that is called computes all outputs. Another member takes
-its own if it is called with the same tensor. So there is nothing to clean up after an exception, nothing that two
-threads share, and nothing that torch.compile or checkpointing could see as a side effect.
+The parent module's forward runs with a view of the module as `self`. In the view the members of a group
+carry a scope that lives as long as the call. The first member that is called computes all outputs. Another
+member takes its own if it is called with the same tensor. So there is nothing to clean up after an exception,
+nothing that two threads share, and nothing that torch.compile or checkpointing sees as a side effect.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class _View:
 class Parent:
     """What the stand-in of a parent has, beside its forward."""
 
-    nibble_original: type[nn.Module]
-    nibble_groups: tuple[tuple[str, ...], ...]
+    nibble_original: type[nn.Module] = nn.Module
+    nibble_groups: tuple[tuple[str, ...], ...] = ()
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
         state = {key: value for key, value in self.__dict__.items()}

@@ -1,13 +1,13 @@
 """Fused stand-ins for bitsandbytes' linear layers and PEFT's LoRA layers.
 
-A module gets a stand-in by `module.__class__ = ...`. A stand-in subclasses the class it stands for and has its
-name. It overrides forward alone. Parameters, state dicts, merging and adapters stay the original's business. A
-call that is not fused runs the original forward.
+A module gets a stand-in by `module.__class__ = ...`. A stand-in subclasses the class it stands for and has
+its name. It overrides forward alone. Parameters, state dicts, merging and adapters stay the original's
+business. A call that is not fused runs the original forward.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,17 @@ from ._fused import COMPUTE, Part, compute, device_reason, fourbit_weight, int8_
 KEPT = ("nibble_weight", "nibble_norm")
 
 
-class Fused:
+# A stand-in is a module by the class it stands for.
+if TYPE_CHECKING:
+    _Module = nn.Module
+else:
+    _Module = object
+
+
+class Fused(_Module):
     """What all stand-ins have."""
 
-    nibble_original: type[nn.Module]  # the class that this one stands for
+    nibble_original: type[nn.Module] = nn.Module  # the class that this one stands for
 
     def nibble_prepare(self, x: Tensor) -> None:
         """What the original forward changes in the module before it computes."""
@@ -45,12 +52,12 @@ class Fused:
             part = self.nibble_part(x)
             if not isinstance(part, str):
                 return compute(x, self.nibble_ready(part))
-        y: Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
+        y: Tensor = super().forward(x, *args, **kwargs)
         return y
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         forget(self)
-        return super()._apply(*args, **kwargs)  # type: ignore[misc]
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in KEPT}
@@ -72,7 +79,7 @@ def cast_bias(module: Any, dtype: torch.dtype) -> None:
 
 
 def is_bypassable(module: nn.Module) -> bool:
-    """True if nothing but the original forward runs when the module is called: no hooks, no patched forward."""
+    """True if a call runs nothing but the original forward: no hooks, no patched forward."""
     return not (
         module._forward_hooks
         or module._forward_pre_hooks
@@ -114,7 +121,7 @@ class FusedLinear8bitLt(Fused):
     """bitsandbytes.nn.Linear8bitLt with int8 weights. It computes in the dtype of x."""
 
     def nibble_prepare(self: Any, x: Tensor) -> None:
-        # On a CPU, PEFT's DoRA moves the weight, and bitsandbytes then forgets its SCB. That of `state` is valid.
+        # On a CPU, PEFT's DoRA moves the weight, and bitsandbytes forgets its SCB. That of `state` is valid.
         if self.weight.CB is not None and self.weight.SCB is not None:
             self.init_8bit_state()
         cast_bias(self, x.dtype)

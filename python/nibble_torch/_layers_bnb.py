@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitsandbytes import nn as bnb
+from bitsandbytes.nn import modules as bnb
 
 from ._layers import FusedLinear4bit, FusedLinear8bitLt
 

@@ -1,7 +1,7 @@
 """Stand-ins for PEFT's LoRA layers over bitsandbytes. Their names are those of PEFT.
 
-PEFT casts x to the dtype of A and B for their product, and rounds it to the dtype of the base's output before it
-adds the two. A fused layer computes all in the base's compute dtype, with f32 sums, and rounds once.
+PEFT casts x to the dtype of A and B for their product, and rounds it to the dtype of the base's output before
+it adds the two. A fused layer computes all in the base's compute dtype, with f32 sums, and rounds once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from peft.tuners.lora import bnb
 from peft.tuners.lora.dora import DoraLinearLayer
-from peft.tuners.lora.layer import LoraLayer
 from peft.tuners.lora.variants import DoraLinearVariant
 from torch import Tensor, nn
 
@@ -30,7 +29,8 @@ class FusedLora(Fused):
             base.nibble_prepare(x)
 
     def nibble_part(self: Any, x: Tensor) -> Part | str:
-        base, adapters = self._modules["base_layer"], self._modules["lora_A"]._modules
+        base: Any = self._modules["base_layer"]
+        adapters = self._modules["lora_A"]._modules
         if not isinstance(base, Fused):
             return f"its base layer, a {type(base).__name__}, is not fused"
         if not is_bypassable(base):
@@ -41,8 +41,11 @@ class FusedLora(Fused):
             return "a merged adapter is disabled: PEFT unmerges it"
         if len(known) > 1:
             return "several adapters are active"
-        part = base.nibble_part(x)
-        return part if isinstance(part, str) or not known else self._nibble_adapted(x, part, known[0])
+        part: Part | str = base.nibble_part(x)
+        if known and not isinstance(part, str):
+            adapted: Part | str = self._nibble_adapted(x, part, known[0])
+            return adapted
+        return part
 
     def _nibble_adapted(self: Any, x: Tensor, part: Part, name: str) -> Part | str:
         modules = self._modules  # attributes of a module cost more than entries of its dicts
@@ -52,22 +55,32 @@ class FusedLora(Fused):
             return f"A is a {type(a).__name__}, B a {type(b).__name__}, not Linear"
         of_a, of_b = a._parameters, b._parameters
         a_weight, b_weight = of_a.get("weight"), of_b.get("weight")
-        if a_weight is None or b_weight is None or of_a.get("bias") is not None or of_b.get("bias") is not None:
+        if (
+            a_weight is None
+            or b_weight is None
+            or of_a.get("bias") is not None
+            or of_b.get("bias") is not None
+        ):
             return "A or B is not a plain matrix, or has a bias: lora_bias"
         if type(dropout) not in (nn.Identity, nn.Dropout):
             return f"its dropout is a {type(dropout).__name__}"
         if not (is_bypassable(a) and is_bypassable(b) and is_bypassable(dropout)):
             return HOOKED
-        reason = self._nibble_reason(x, part, a_weight, b_weight)
+        reason: str | None = self._nibble_reason(x, part, a_weight, b_weight)
         if reason is not None:
             return reason
         p = dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
         if p >= 1:
             return f"dropout is {p}"
-        scale = float(self.scaling[name])
-        part = part._replace(lora_a=a_weight, lora_b=b_weight, scale=scale, dropout=p)
+        scale = self.scaling[name]
+        if not isinstance(scale, (float, int)):
+            return f"its scaling is a {type(scale).__name__}"  # PEFT's compiled hotswapping
+        part = part._replace(lora_a=a_weight, lora_b=b_weight, scale=float(scale), dropout=p)
         variant = self.lora_variant.get(name)
-        return part if variant is None else self._nibble_dora(part, name, variant)
+        if variant is None:
+            return part
+        dora: Part | str = self._nibble_dora(part, name, variant)
+        return dora
 
     def _nibble_reason(self: Any, x: Tensor, part: Part, a: Tensor, b: Tensor) -> str | None:
         """Why these matrices cannot be handed in."""
@@ -79,7 +92,7 @@ class FusedLora(Fused):
         if a.device != device or b.device != device:
             return f"A is on {a.device}, B on {b.device}, the weight on {device}"
         autocast = torch.is_autocast_enabled(device.type)
-        if not self.cast_input_dtype_enabled and not autocast and x.dtype != a.dtype:
+        if not getattr(self, "cast_input_dtype_enabled", True) and not autocast and x.dtype != a.dtype:
             return "PEFT's cast of the input is disabled"
         if autocast and x.dtype not in (torch.float32, torch.get_autocast_dtype(device.type)):
             return f"x is {x.dtype} under autocast to {torch.get_autocast_dtype(device.type)}"
@@ -102,8 +115,8 @@ class FusedLora(Fused):
     def _nibble_norm(self: Any, part: Part) -> Tensor:
         """DoRA's norm: once for all calls of inference, once for each call of training.
 
-        Some optimizers write parameters without a sign in their version counters. So in training nothing tells
-        that a norm is still valid.
+        Some optimizers write parameters without a sign in their version counters. So in training nothing
+        tells that a norm is still valid.
         """
         a: Any = part.lora_a
         b: Any = part.lora_b
@@ -122,14 +135,14 @@ class FusedLora(Fused):
 
     def train(self: Any, mode: bool = True) -> Any:
         forget(self)
-        return super().train(mode)  # type: ignore[misc]
+        return super().train(mode)
 
 
-class Linear4bit(FusedLora, bnb.Linear4bit):  # type: ignore[misc]
+class Linear4bit(FusedLora, bnb.Linear4bit):
     nibble_original = bnb.Linear4bit
 
 
-class Linear8bitLt(FusedLora, bnb.Linear8bitLt):  # type: ignore[misc]
+class Linear8bitLt(FusedLora, bnb.Linear8bitLt):
     nibble_original = bnb.Linear8bitLt
 
 

@@ -78,7 +78,11 @@ class Products(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         layer = model.base_model.model.model.layers[0]
-        self.q_proj, self.k_proj, self.v_proj = layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
+        self.q_proj, self.k_proj, self.v_proj = (
+            layer.self_attn.q_proj,
+            layer.self_attn.k_proj,
+            layer.self_attn.v_proj,
+        )
         self.up_proj, self.down_proj = layer.mlp.up_proj, layer.mlp.down_proj
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:

@@ -41,7 +41,9 @@ def assert_same_logits(stock: nn.Module, fused: nn.Module) -> None:
 
 def second(model: PeftModel) -> None:
     torch.manual_seed(6)
-    model.add_adapter("second", LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"]))
+    model.add_adapter(
+        "second", LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
+    )
     shake(model, "second", seed=7)
 
 

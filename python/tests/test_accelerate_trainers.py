@@ -1,4 +1,4 @@
-"""Scripts of transformers' Trainer and TRL's SFTTrainer, unmodified but for one line; DistributedDataParallel."""
+"""Scripts of transformers' Trainer and TRL's SFTTrainer, with one line more; DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from tiny_models import (
 )
 
 STEPS = 20
-TEXTS = [f"the {a} {b} sees the {c}" for a in ("old", "new", "red") for b in ("cat", "dog") for c in ("sun", "sea")]
+TEXTS = [
+    f"the {a} {b} sees the {c}" for a in ("old", "new", "red") for b in ("cat", "dog") for c in ("sun", "sea")
+]
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +157,7 @@ RANKS = """
 import os, sys
 import torch, nibble_torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from tiny_models import adapt, base, tokens, worst
 
@@ -181,6 +184,12 @@ for compiled in (False, True):
     runs = torch.compile(parallel, backend="aot_eager") if compiled else parallel
     error = worst(gradients(parallel, ids[2 * rank : 2 * rank + 2], runs), alone)
     assert error < 2e-6, error
+sharded = adapt(base(layers=1, storage=torch.float32), use_dora=True)
+nibble_torch.accelerate(sharded)
+sharded = FullyShardedDataParallel(sharded, use_orig_params=True, device_id=torch.device("cpu"))
+loss = sharded(input_ids=ids, labels=ids).loss
+loss.backward()
+assert abs(loss.item() - model()(input_ids=ids, labels=ids).loss.item()) < 1e-5
 dist.destroy_process_group()
 if rank == 0:
     assert os.wait()[1] == 0

@@ -272,7 +272,7 @@ def test_accelerated_peft_model_agrees_with_peft() -> None:
     results = []
     for accelerated in (False, True):
         if accelerated:
-            assert nt.accelerate(model).fused == 1
+            assert nt.accelerate(model).fused_count == 1
         model.zero_grad()
         y = model(x)
         y.float().square().sum().backward()

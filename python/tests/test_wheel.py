@@ -67,6 +67,12 @@ def command_in(unpacked: Path) -> Path:
     return unpacked / f"nibble_torch-{header_version()}.data/scripts/nibble"
 
 
+def has_cuda() -> bool:
+    command = Path(sysconfig.get_path("scripts")) / "nibble"
+    said = subprocess.run([command, "doctor", "--quiet"], capture_output=True, text=True, check=True).stdout
+    return bool(re.search(r"^cuda +built in", said, re.MULTILINE))
+
+
 def metadata_in(unpacked: Path, name: str) -> email.message.Message:
     text = (unpacked / f"nibble_torch-{header_version()}.dist-info" / name).read_text()
     return email.parser.Parser().parsestr(text)
@@ -126,7 +132,9 @@ def test_the_wheel_holds_the_package_the_library_the_command_and_the_licences(un
     expected = {str(path.relative_to(sources)) for path in modules}
     for path in modules:
         assert (unpacked / path.relative_to(sources)).read_bytes() == path.read_bytes(), path
-    licences = ("LICENSE", "LICENSE.libpcre2.txt", "LICENSE.libutf8proc.txt", "LICENSE.libyaml.txt")
+    licences = ["LICENSE", "LICENSE.libpcre2.txt", "LICENSE.libutf8proc.txt", "LICENSE.libyaml.txt"]
+    if has_cuda():
+        licences.append("LICENSE.cuda.txt")
     info = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", *(f"licenses/{name}" for name in licences))
     expected |= {f"nibble_torch-{version}.dist-info/{name}" for name in info}
     expected |= {LIBRARY, f"nibble_torch-{version}.data/scripts/nibble"}

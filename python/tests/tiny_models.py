@@ -36,7 +36,7 @@ def dense(
     deviation: float = 0.02,
     dtype: torch.dtype = torch.float32,
 ) -> Any:
-    """`deviation` is that of the weights. With biases, 0.02 makes gradients of q and k vanish but for noise."""
+    """`deviation` is that of the weights. With biases and 0.02, gradients of q and k are little but noise."""
     torch.manual_seed(0)
     common: dict[str, Any] = {
         "vocab_size": VOCABULARY,
@@ -62,7 +62,9 @@ def dense(
     return model.to(dtype)
 
 
-def fourbit(linear: nn.Linear, compute: torch.dtype | None, nested: bool, quant: str, block: int, storage: torch.dtype) -> Any:
+def fourbit(
+    linear: nn.Linear, compute: torch.dtype | None, nested: bool, quant: str, block: int, storage: torch.dtype
+) -> Any:
     made = bnb.nn.Linear4bit(
         linear.in_features,
         linear.out_features,
@@ -86,7 +88,11 @@ def fourbit(linear: nn.Linear, compute: torch.dtype | None, nested: bool, quant:
 
 def eightbit(linear: nn.Linear) -> Any:
     made = bnb.nn.Linear8bitLt(
-        linear.in_features, linear.out_features, bias=linear.bias is not None, has_fp16_weights=False, threshold=6.0
+        linear.in_features,
+        linear.out_features,
+        bias=linear.bias is not None,
+        has_fp16_weights=False,
+        threshold=6.0,
     )
     made.weight = bnb.nn.Int8Params(linear.weight.data, requires_grad=False, has_fp16_weights=False)
     return made
@@ -109,7 +115,11 @@ def base(
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and name != "lm_head":
-                packed = fourbit(child, compute or dtype, nested, quant, block, storage) if bits == 4 else eightbit(child)
+                packed = (
+                    fourbit(child, compute or dtype, nested, quant, block, storage)
+                    if bits == 4
+                    else eightbit(child)
+                )
                 packed.bias = child.bias
                 setattr(parent, name, packed.to("cpu"))
     model.requires_grad_(False)
