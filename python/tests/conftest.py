@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import pytest
+
+# A shell starts background jobs with Ctrl-C ignored, and Python then leaves it so. Tests of interruptions need it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # torch's own bf16 product dies with an illegal instruction on machines that announce AMX and do not have it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
