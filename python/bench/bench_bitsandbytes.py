@@ -1,6 +1,6 @@
 """Times bitsandbytes' operators on the CPU: its own kernels against nibble's, in one run.
 
-    python bench/bench_bitsandbytes.py [--threads 1 2] [--quick] [--only NAME]
+    python bench/bench_bitsandbytes.py [--threads 1 2] [--quick] [--best] [--only NAME]
 
 Both kernels of a row run in turn. A row shows the medians, and how many times faster nibble is. Results are
 new tensors in each call, as in a model. With one thread it is the time of the processor, which other processes
@@ -116,13 +116,13 @@ def layers(size: int) -> Iterator[Row]:
             dy = torch.randn(tokens, size).to(dtype)
             what = f"{tokens} x {size}x{size} {short(dtype)}"
             yield row("Linear4bit, both ways", what, lambda: torch.autograd.grad(layer(x), x, dy))
-    layer = bnb.nn.Linear8bitLt(size, size, bias=False, has_fp16_weights=False, threshold=6.0)
-    layer.weight = bnb.nn.Int8Params(torch.randn(size, size), requires_grad=False, has_fp16_weights=False)
-    layer = layer.to("cpu").eval()
+    int8 = bnb.nn.Linear8bitLt(size, size, bias=False, has_fp16_weights=False, threshold=6.0)
+    int8.weight = bnb.nn.Int8Params(torch.randn(size, size), requires_grad=False, has_fp16_weights=False)
+    int8 = int8.to("cpu").eval()
     for tokens in (1, 512):
         x = torch.randn(tokens, size).bfloat16()
         with torch.no_grad():
-            yield row("Linear8bitLt, forward", f"{tokens} x {size}x{size} bf16", lambda: layer(x))
+            yield row("Linear8bitLt, forward", f"{tokens} x {size}x{size} bf16", lambda: int8(x))
 
 
 def seconds(call: Callable[[], Any], repeat: int) -> float:
@@ -133,8 +133,8 @@ def seconds(call: Callable[[], Any], repeat: int) -> float:
     return (now() - start) / repeat
 
 
-def measure(of: Row) -> tuple[float, float]:
-    """Medians of bitsandbytes and of nibble, in seconds."""
+def measure(of: Row, pick: Callable[[list[float]], float]) -> tuple[float, float]:
+    """Seconds of bitsandbytes and of nibble: medians, or minima."""
     backend.unregister()
     of.own()
     once = seconds(of.own, 1)
@@ -150,33 +150,35 @@ def measure(of: Row) -> tuple[float, float]:
             # After the other kernel malloc gives out other addresses for a while, with pages to map.
             seconds(call, min(repeat, 8))
             found.append(seconds(call, repeat))
-    return statistics.median(times[0]), statistics.median(times[1])
+    return pick(times[0]), pick(times[1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--quick", action="store_true", help="leave out the large weights")
+    parser.add_argument(
+        "--best", action="store_true", help="minima, where other processes disturb the medians"
+    )
     parser.add_argument("--only", default="", help="operators whose name contains this")
     args = parser.parse_args()
+    pick, kind = (min, "minima") if args.best else (statistics.median, "medians")
     version = backend.status().bitsandbytes
     torch.set_grad_enabled(True)
     print(
         f"bitsandbytes {version}, torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, ",
         end="",
     )
-    print(
-        f"{platform.machine()}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-    )
+    print(f"{platform.machine()}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     for threads in args.threads:
         torch.set_num_threads(threads)
         torch.manual_seed(0)
-        print(f"\n{threads} thread{'s' * (threads > 1)}: milliseconds, medians of calls in turn")
+        print(f"\n{threads} thread{'s' * (threads > 1)}: milliseconds, {kind} of calls in turn")
         print(f"{'operator':24} {'':34} {'bitsandbytes':>12} {'nibble':>9} {'ratio':>6}")
         for of in rows(args.quick):
             if args.only not in of.name:
                 continue
-            own, ours = measure(of)
+            own, ours = measure(of, pick)
             print(
                 f"{of.name:24} {of.what:34} {own * 1e3:12.3f} {ours * 1e3:9.3f} {own / ours:6.1f}", flush=True
             )

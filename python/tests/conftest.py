@@ -14,6 +14,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # torch's own bf16 product dies with an illegal instruction on machines that announce AMX and do not have it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+# Where the package is installed, bitsandbytes would compute with nibble what nibble is compared with.
+os.environ["NIBBLE_BITSANDBYTES"] = "off"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import bitsandbytes  # noqa: F401  it has its own kernels now, see conftest.py
 import nibble_torch.bitsandbytes as backend
 import torch
 from torch import Tensor
+
+os.environ.pop("NIBBLE_BITSANDBYTES", None)
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
