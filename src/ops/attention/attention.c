@@ -61,7 +61,7 @@ static nbl_status check_indices(nbl_context *ctx, const char *op, const char *na
 
 nbl_status nbl__attention_check_sequences(const nbl__call *call, const nbl__attention *a)
 {
-    return nbl__check_sequences(call, &a->cu_seqlens, "q", a->q.shape[0]);
+    return nbl__check_packing(call, &a->cu_seqlens, "q", a->q.shape[0]);
 }
 
 /* Checks what forward and backward share. k and v have the rows of q and its head size. */

@@ -10,7 +10,7 @@ nbl_status nbl__check_cu_seqlens(nbl_context *ctx, const char *op, const nbl_ten
     return NBL_OK;
 }
 
-nbl_status nbl__check_sequences(const nbl__call *call, const nbl_tensor *cu_seqlens, const char *name,
+nbl_status nbl__check_packing(const nbl__call *call, const nbl_tensor *cu_seqlens, const char *name,
                                 int64_t rows)
 {
     const int32_t *at = cu_seqlens->data;

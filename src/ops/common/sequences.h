@@ -9,7 +9,7 @@
 nbl_status nbl__check_cu_seqlens(nbl_context *ctx, const char *op, const nbl_tensor *cu_seqlens);
 /* run: what only the data shows. cu_seqlens begins at 0, does not decrease, and ends at the rows of
  * the tensor `name`. */
-nbl_status nbl__check_sequences(const nbl__call *call, const nbl_tensor *cu_seqlens, const char *name,
+nbl_status nbl__check_packing(const nbl__call *call, const nbl_tensor *cu_seqlens, const char *name,
                                 int64_t rows);
 /* The sequence that owns a row. cu_seqlens has been checked. */
 int64_t nbl__sequence_of(const nbl_tensor *cu_seqlens, int64_t row);

@@ -13,8 +13,7 @@
  * S is 0 before a sequence's first token. Everything inside is f32 and o is rounded once. gated_delta
  * leaves the last state of each sequence for gated_delta_step, which computes one token of each.
  *
- * Packing: bits of a sequence's results do not depend on the sequences packed beside it.
- */
+ * Packing: bits of a sequence's results do not depend on the sequences packed beside it. */
 #ifndef NBL_GATED_DELTA_H
 #define NBL_GATED_DELTA_H
 

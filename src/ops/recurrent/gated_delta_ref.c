@@ -150,7 +150,7 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     const nbl__gated_delta *a = arguments;
-    NBL_TRY(nbl__check_sequences(call, &a->cu_seqlens, "q", a->q.shape[0]));
+    NBL_TRY(nbl__check_packing(call, &a->cu_seqlens, "q", a->q.shape[0]));
     const int32_t *at = a->cu_seqlens.data;
     const nbl_tensor *last = nbl__has_data(&a->state) ? &a->state : &a->last;
     head it = head_of(a);
@@ -277,7 +277,7 @@ static void backward_sequence(head *it, const nbl__gated_delta *a, int64_t key, 
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__gated_delta *a = arguments;
-    NBL_TRY(nbl__check_sequences(call, &a->cu_seqlens, "q", a->q.shape[0]));
+    NBL_TRY(nbl__check_packing(call, &a->cu_seqlens, "q", a->q.shape[0]));
     const int32_t *at = a->cu_seqlens.data;
     head it = head_of(a);
     pieces p = lay_out(&it, a->q.shape[0], call->scratch, true);

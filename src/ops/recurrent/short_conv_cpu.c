@@ -79,7 +79,7 @@ static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
 static nbl_status run_forward(const nbl__call *call, const nbl__short_conv *a, nbl__rows_fn rows)
 {
     pieces p = lay_out(&a->w, -1, call->scratch);
-    NBL_TRY(nbl__check_sequences(call, &a->cu_seqlens, "x", a->x.shape[0]));
+    NBL_TRY(nbl__check_packing(call, &a->cu_seqlens, "x", a->x.shape[0]));
     conv_job job = job_of(call, a, &p);
     NBL_TRY(nbl__rows_run(call->ctx, a->x.shape[0], nbl__rows_per_span(job.channels), rows, &job));
     nbl__short_conv_keep(a);
@@ -104,7 +104,7 @@ static nbl_status run_backward(const nbl__call *call, const nbl__short_conv *a, 
     bool sums = nbl__has_data(&a->dw);
     int64_t tokens = a->x.shape[0], n = nbl__tensor_elements(&a->w);
     pieces p = lay_out(&a->w, sums ? nbl__block_count(tokens) : -1, call->scratch);
-    NBL_TRY(nbl__check_sequences(call, &a->cu_seqlens, "x", tokens));
+    NBL_TRY(nbl__check_packing(call, &a->cu_seqlens, "x", tokens));
     conv_job job = job_of(call, a, &p);
     if (!sums) return nbl__rows_run(call->ctx, tokens, nbl__rows_per_span(job.channels), rows, &job);
     job.dw = p.dw;

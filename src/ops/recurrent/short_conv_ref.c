@@ -33,7 +33,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     const nbl__short_conv *a = arguments;
     int64_t channels = a->x.shape[1];
     double slope;
-    NBL_TRY(nbl__check_sequences(call, &a->cu_seqlens, "x", a->x.shape[0]));
+    NBL_TRY(nbl__check_packing(call, &a->cu_seqlens, "x", a->x.shape[0]));
     const int32_t *at = a->cu_seqlens.data;
     for (int64_t s = 0; s < nbl__sequence_count(&a->cu_seqlens); s++)
         for (int64_t t = at[s]; t < at[s + 1]; t++)
@@ -56,7 +56,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     const nbl__short_conv *a = arguments;
     int64_t channels = a->x.shape[1], taps = a->w.shape[2];
     double *dw = (double *)(void *)call->scratch, slope;
-    NBL_TRY(nbl__check_sequences(call, &a->cu_seqlens, "x", a->x.shape[0]));
+    NBL_TRY(nbl__check_packing(call, &a->cu_seqlens, "x", a->x.shape[0]));
     const int32_t *at = a->cu_seqlens.data;
     memset(dw, 0, (size_t)(channels * taps) * sizeof *dw);
     for (int64_t s = 0; s < nbl__sequence_count(&a->cu_seqlens); s++)
