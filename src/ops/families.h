@@ -34,7 +34,10 @@
     X(attention_step)                                                                                        \
     X(argmax)                                                                                                \
     X(kv_write)                                                                                              \
-    X(take_rows)
+    X(take_rows)                                                                                             \
+    X(sigmoid_gate)                                                                                          \
+    X(gated_norm)                                                                                            \
+    X(split_heads)
 
 #define FAMILY_DECLARATION(name) extern const nbl__family nbl__##name##_family;
 NBL_FAMILIES(FAMILY_DECLARATION)
