@@ -34,7 +34,10 @@
     X(attention_step)                                                                                        \
     X(argmax)                                                                                                \
     X(kv_write)                                                                                              \
-    X(take_rows)
+    X(take_rows)                                                                                             \
+    X(router)                                                                                                \
+    X(expert_order)                                                                                          \
+    X(expert_mlp)
 
 #define FAMILY_DECLARATION(name) extern const nbl__family nbl__##name##_family;
 NBL_FAMILIES(FAMILY_DECLARATION)
