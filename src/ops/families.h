@@ -37,7 +37,10 @@
     X(take_rows)                                                                                             \
     X(router)                                                                                                \
     X(expert_order)                                                                                          \
-    X(expert_mlp)
+    X(expert_mlp)                                                                                            \
+    X(sigmoid_gate)                                                                                          \
+    X(gated_norm)                                                                                            \
+    X(split_heads)
 
 #define FAMILY_DECLARATION(name) extern const nbl__family nbl__##name##_family;
 NBL_FAMILIES(FAMILY_DECLARATION)

@@ -24,8 +24,8 @@ static void draw(uint64_t seed, int64_t token, int64_t experts, int64_t top_k, b
 {
     for (int64_t e = 0; e < experts; e++) order[e] = (int32_t)(one ? experts - 1 - e : e);
     for (int64_t i = 0; i < top_k; i++) {
-        int64_t other = i + (int64_t)(case_uniform(seed, "experts", token * top_k + i) *
-                                      (double)(experts - i));
+        int64_t other = i +
+                        (int64_t)(case_uniform(seed, "experts", token * top_k + i) * (double)(experts - i));
         if (!one) {
             int32_t kept = order[i];
             order[i] = order[other];

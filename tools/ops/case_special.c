@@ -9,6 +9,7 @@
 #include "ops/loss/cross_entropy.h"
 #include "ops/embedding/embedding.h"
 #include "ops/families.h"
+#include "ops/gate/gated_norm.h"
 #include "ops/norm/layernorm.h"
 #include "ops/linear/linear_group.h"
 #include "ops/linear/mlp.h"
@@ -360,6 +361,7 @@ static const struct {
     {&nbl__layernorm_family, offsetof(nbl__layernorm, accumulate)},
     {&nbl__embedding_family, offsetof(nbl__embedding, accumulate)},
     {&nbl__attention_family, offsetof(nbl__attention, accumulate)},
+    {&nbl__gated_norm_family, offsetof(nbl__gated_norm, accumulate)},
     {&nbl__cross_entropy_family, offsetof(nbl__cross_entropy, accumulate)},
     {&nbl__expert_mlp_family, offsetof(nbl__expert_mlp, accumulate)},
 };
