@@ -35,6 +35,8 @@ typedef struct nbl__decoder {
     float norm_offset; /* norms multiply by offset + w; 0, or 1 for Gemma */
     nbl_norm_round norm_round;
     float embedding_scale; /* of the embedding's rows */
+    float residual_scale;  /* of what a block adds to the residual stream */
+    float logit_scale;     /* of logits */
     nbl__act act;
     bool tied; /* the head's weight is the embedding */
     /* token id whose embedding row gets no gradient from look-ups; -1: none */
