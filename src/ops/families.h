@@ -35,6 +35,9 @@
     X(argmax)                                                                                                \
     X(kv_write)                                                                                              \
     X(take_rows)                                                                                             \
+    X(router)                                                                                                \
+    X(expert_order)                                                                                          \
+    X(expert_mlp)                                                                                            \
     X(sigmoid_gate)                                                                                          \
     X(gated_norm)                                                                                            \
     X(split_heads)                                                                                           \

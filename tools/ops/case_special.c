@@ -13,6 +13,7 @@
 #include "ops/norm/layernorm.h"
 #include "ops/linear/linear_group.h"
 #include "ops/linear/mlp.h"
+#include "ops/moe/expert_mlp.h"
 #include "ops/norm/rmsnorm.h"
 #include "ops/rope/rope.h"
 #include "ops/recurrent/gated_delta.h"
@@ -366,6 +367,7 @@ static const struct {
     {&nbl__gated_delta_family, offsetof(nbl__gated_delta, accumulate)},
     {&nbl__short_conv_family, offsetof(nbl__short_conv, accumulate)},
     {&nbl__cross_entropy_family, offsetof(nbl__cross_entropy, accumulate)},
+    {&nbl__expert_mlp_family, offsetof(nbl__expert_mlp, accumulate)},
 };
 
 bool *case_accumulate(const nbl__family *family, void *arguments)
