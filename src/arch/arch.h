@@ -52,6 +52,7 @@ typedef struct nbl__decoder {
         int64_t key_heads, value_heads, key_dim, value_dim; /* of a head */
         int64_t taps;                                       /* weights of a channel of the convolution */
     } delta;
+    bool partial_rotary;  /* the architecture may rotate a part of a head */
     nbl__rope rope;       /* of full layers; also of sliding ones if local_rope.theta is 0 */
     nbl__rope local_rope; /* of sliding layers; theta 0: use `rope` */
 } nbl__decoder;

@@ -40,8 +40,8 @@ nbl_status nbl__keys_recurrent(nbl__config_keys *k, nbl__decoder *d)
     NBL_TRY(nbl__key_size_or(k, "linear_value_head_dim", 128, &d->delta.value_dim));
     NBL_TRY(nbl__key_size_or(k, "linear_conv_kernel_dim", 4, &d->delta.taps));
     NBL_CHECK(k->ctx, d->delta.value_heads % d->delta.key_heads == 0, NBL_ERROR_FORMAT,
-              "%s: linear_num_value_heads %" PRId64 " is no multiple of linear_num_key_heads %" PRId64, k->where,
-              d->delta.value_heads, d->delta.key_heads);
+              "%s: linear_num_value_heads %" PRId64 " is no multiple of linear_num_key_heads %" PRId64,
+              k->where, d->delta.value_heads, d->delta.key_heads);
     NBL_CHECK(k->ctx, d->delta.taps >= 2 && d->delta.taps <= NBL_SHORT_CONV_MAX, NBL_ERROR_UNSUPPORTED,
               "%s: linear_conv_kernel_dim %" PRId64 " is not 2 to %d", k->where, d->delta.taps,
               NBL_SHORT_CONV_MAX);
@@ -49,8 +49,10 @@ nbl_status nbl__keys_recurrent(nbl__config_keys *k, nbl__decoder *d)
     NBL_CHECK(k->ctx,
               d->delta.key_heads * d->delta.key_dim <= INT32_MAX &&
                   d->delta.value_heads * d->delta.value_dim <= INT32_MAX && d->delta.key_dim <= 65536,
-              NBL_ERROR_FORMAT, "%s: linear_key_head_dim %" PRId64 " or linear_value_head_dim %" PRId64
-              " is too large for its number of heads", k->where, d->delta.key_dim, d->delta.value_dim);
+              NBL_ERROR_FORMAT,
+              "%s: linear_key_head_dim %" PRId64 " or linear_value_head_dim %" PRId64
+              " is too large for its number of heads",
+              k->where, d->delta.key_dim, d->delta.value_dim);
     NBL_CHECK(k->ctx, d->heads * d->head_dim <= INT32_MAX, NBL_ERROR_FORMAT,
               "%s: num_attention_heads %" PRId64 " times head_dim %" PRId64 " is above 2147483647", k->where,
               d->heads, d->head_dim);

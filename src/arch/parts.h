@@ -97,7 +97,8 @@ nbl__value nbl__part_attention_output(nbl__build *b, nbl__value x, bool bias);
 nbl__value nbl__part_gated_delta(nbl__build *b, nbl__value x, int64_t layer, bool fused);
 /* The mixer self_attn with q_proj, whose heads have the rows of a query and of its gate, k_proj, v_proj
  * and o_proj. The gate's sigmoid multiplies the output of attention. */
-nbl__value nbl__part_gated_attention(nbl__build *b, nbl__value x, int64_t layer, const nbl__layer_attention *how);
+nbl__value nbl__part_gated_attention(nbl__build *b, nbl__value x, int64_t layer,
+                                     const nbl__layer_attention *how);
 
 /* ---- feed-forward ---- */
 

@@ -90,12 +90,13 @@ nbl__value nbl__part_gated_delta(nbl__build *b, nbl__value x, int64_t layer, boo
     nbl__delta_states states = states_of(b, layer);
     inputs in = fused ? two_layers(b, x, channels, values) : four_layers(b, x, channels, values);
     nbl__value w = conv_weight(b, channels);
-    nbl__value y = b->mode == NBL_MODE_DECODE
-                       ? nbl__build_short_conv_step(b->g, "linear_attn.conv1d", in.qkv, w, states.conv, b->dtype)
-                       : nbl__build_short_conv(b->g, "linear_attn.conv1d", in.qkv, w, b->cu_seqlens, states.conv,
-                                               b->dtype);
+    nbl__value y = b->mode == NBL_MODE_DECODE ? nbl__build_short_conv_step(b->g, "linear_attn.conv1d", in.qkv,
+                                                                           w, states.conv, b->dtype)
+                                              : nbl__build_short_conv(b->g, "linear_attn.conv1d", in.qkv, w,
+                                                                      b->cu_seqlens, states.conv, b->dtype);
     nbl__delta_values rule = {
-        .q = nbl__graph_view(b->g, nbl__graph_columns(b->g, y, 0, keys), d->delta.key_heads, d->delta.key_dim),
+        .q = nbl__graph_view(b->g, nbl__graph_columns(b->g, y, 0, keys), d->delta.key_heads,
+                             d->delta.key_dim),
         .k = nbl__graph_view(b->g, nbl__graph_columns(b->g, y, keys, keys), d->delta.key_heads,
                              d->delta.key_dim),
         .v = nbl__graph_view(b->g, nbl__graph_columns(b->g, y, 2 * keys, values), d->delta.value_heads,
@@ -106,8 +107,9 @@ nbl__value nbl__part_gated_delta(nbl__build *b, nbl__value x, int64_t layer, boo
         .dt_bias = nbl__part_vector(b, full(b, "dt_bias", name), NBL_WEIGHT_RECURRENT, d->delta.value_heads),
         .cu_seqlens = b->cu_seqlens,
         .state = states.rule};
-    nbl__value o = b->mode == NBL_MODE_DECODE ? nbl__build_gated_delta_step(b->g, "linear_attn", &rule, b->dtype)
-                                              : nbl__build_gated_delta(b->g, "linear_attn", &rule, b->dtype);
+    nbl__value o = b->mode == NBL_MODE_DECODE
+                       ? nbl__build_gated_delta_step(b->g, "linear_attn", &rule, b->dtype)
+                       : nbl__build_gated_delta(b->g, "linear_attn", &rule, b->dtype);
     w = nbl__part_vector(b, full(b, "norm.weight", name), NBL_WEIGHT_NORM, d->delta.value_dim);
     nbl__value z = nbl__graph_view(b->g, in.z, d->delta.value_heads, d->delta.value_dim);
     y = nbl__build_gated_norm(b->g, "linear_attn.norm", o, z, w, d->norm_eps, b->dtype);
@@ -115,7 +117,8 @@ nbl__value nbl__part_gated_delta(nbl__build *b, nbl__value x, int64_t layer, boo
                             d->hidden, values, false, NBL_DROPOUT_MASK_DELTA_OUT);
 }
 
-nbl__value nbl__part_gated_attention(nbl__build *b, nbl__value x, int64_t layer, const nbl__layer_attention *how)
+nbl__value nbl__part_gated_attention(nbl__build *b, nbl__value x, int64_t layer,
+                                     const nbl__layer_attention *how)
 {
     const nbl__decoder *d = b->d;
     int64_t q = d->heads * d->head_dim, kv = d->kv_heads * d->head_dim;
@@ -125,7 +128,8 @@ nbl__value nbl__part_gated_attention(nbl__build *b, nbl__value x, int64_t layer,
     const int64_t widths[3] = {d->head_dim, 0, 0};
     nbl__value y[3], gate;
     nbl__part_linear_group(b, x, "self_attn.qkv", modules, 3, y);
-    nbl__value queries = nbl__build_split_heads(b->g, "self_attn.q_gate", y[0], d->heads, widths, b->dtype, &gate);
+    nbl__value queries = nbl__build_split_heads(b->g, "self_attn.q_gate", y[0], d->heads, widths, b->dtype,
+                                                &gate);
     x = nbl__part_attention(b, (nbl__qkv){queries, y[1], y[2]}, layer, how);
     x = nbl__build_sigmoid_gate(b->g, "self_attn.gate", x, gate, b->dtype);
     return nbl__part_attention_output(b, x, d->o_bias);

@@ -138,7 +138,8 @@ typedef struct nbl__delta_values {
 } nbl__delta_values;
 
 /* Over packed sequences; the state gets the last state of each. */
-nbl__value nbl__build_gated_delta(nbl__graph *g, const char *name, const nbl__delta_values *x, nbl_dtype dtype);
+nbl__value nbl__build_gated_delta(nbl__graph *g, const char *name, const nbl__delta_values *x,
+                                  nbl_dtype dtype);
 /* One token per sequence; the state moves on. */
 nbl__value nbl__build_gated_delta_step(nbl__graph *g, const char *name, const nbl__delta_values *x,
                                        nbl_dtype dtype);

@@ -30,7 +30,8 @@ nbl__value nbl__build_short_conv_step(nbl__graph *g, const char *name, nbl__valu
     return nbl__graph_end(g);
 }
 
-nbl__value nbl__build_gated_delta(nbl__graph *g, const char *name, const nbl__delta_values *x, nbl_dtype dtype)
+nbl__value nbl__build_gated_delta(nbl__graph *g, const char *name, const nbl__delta_values *x,
+                                  nbl_dtype dtype)
 {
     nbl__gated_delta *a = nbl__graph_begin(g, &nbl__gated_delta_family, name);
     if (a == NULL) return 0;
