@@ -81,7 +81,7 @@ nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__jso
 
 typedef struct nbl__config_keys {
     nbl_context *ctx;
-    const char *where;
+    const char *where, *model_type;
     const nbl__json *config;
     bool *used; /* [config->count] true: a reader has asked for this key */
 } nbl__config_keys;
