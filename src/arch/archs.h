@@ -15,6 +15,7 @@
     X(phi3)                                                                                                  \
     X(olmo2)                                                                                                 \
     X(olmo3)                                                                                                 \
-    X(granite)
+    X(granite)                                                                                               \
+    X(qwen3_5)
 
 #endif

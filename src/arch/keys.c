@@ -145,11 +145,11 @@ static nbl_status read_act(nbl__config_keys *k, const char *key, nbl__decoder *d
 
 /* Checks the RoPE parameters. Partial rotary is refused: transformers does not have it for these
  * architectures. */
-static nbl_status check_rope(nbl__config_keys *k, const nbl__rope *rope)
+static nbl_status check_rope(nbl__config_keys *k, const nbl__decoder *d, const nbl__rope *rope)
 {
     bool whole = rope->partial_rotary_factor == 0 || rope->partial_rotary_factor == 1;
-    NBL_CHECK(k->ctx, whole, NBL_ERROR_UNSUPPORTED, "%s: partial_rotary_factor %g is not supported", k->where,
-              rope->partial_rotary_factor);
+    NBL_CHECK(k->ctx, whole || d->partial_rotary, NBL_ERROR_UNSUPPORTED,
+              "%s: partial_rotary_factor %g is not supported", k->where, rope->partial_rotary_factor);
     nbl_status status = nbl__rope_check(k->ctx, k->where, rope);
     return status == NBL_ERROR_ARGUMENT ? NBL_ERROR_FORMAT : status;
 }
@@ -169,7 +169,7 @@ static nbl_status read_rope(nbl__config_keys *k, nbl__decoder *d)
     const nbl__json *sliding = nbl__json_get(parameters, "sliding_attention");
     NBL_TRY(nbl__key_float_or(k, "rope_theta", 10000, &theta));
     NBL_TRY(nbl__key_float_or(k, "rope_local_base_freq", 0, &local));
-    NBL_TRY(nbl__key_float_or(k, "partial_rotary_factor", 0, &partial));
+    NBL_TRY(nbl__key_float_or(k, "partial_rotary_factor", d->rope.partial_rotary_factor, &partial));
     d->rope.theta = theta;
     d->rope.partial_rotary_factor = (double)partial;
     d->rope.max_position_embeddings = d->positions;
@@ -181,12 +181,12 @@ static nbl_status read_rope(nbl__config_keys *k, nbl__decoder *d)
         d->local_rope = d->rope;
         NBL_TRY(nbl__rope_read_scaling(k->ctx, full, &d->rope));
         NBL_TRY(nbl__rope_read_scaling(k->ctx, sliding, &d->local_rope));
-        NBL_TRY(check_rope(k, &d->local_rope));
-        return check_rope(k, &d->rope);
+        NBL_TRY(check_rope(k, d, &d->local_rope));
+        return check_rope(k, d, &d->rope);
     }
     NBL_TRY(nbl__rope_read_scaling(k->ctx, parameters ? parameters : scaling, &d->rope));
     if (local > 0) d->local_rope = (nbl__rope){.theta = local, .max_position_embeddings = d->positions};
-    return check_rope(k, &d->rope);
+    return check_rope(k, d, &d->rope);
 }
 
 /* Reads pad_token_id: torch's Embedding never trains the row padding_idx. Negative ids count
