@@ -22,6 +22,7 @@
 #include "arch/archs.h"
 #include "format/hf/module_names.h"
 #include "graph/build.h"
+#include "ops/moe/router.h"
 
 enum { NBL_MAX_LAYERS = 1024 };
 
@@ -48,7 +49,27 @@ typedef struct nbl__decoder {
     bool sliding[NBL_MAX_LAYERS];
     nbl__rope rope;       /* of full layers; also of sliding ones if local_rope.theta is 0 */
     nbl__rope local_rope; /* of sliding layers; theta 0: use `rope` */
+    bool sinks;           /* attention has a logit per head that takes part of the softmax, self_attn.sinks */
+
+    /* A mixture of experts; `experts` 0: none. */
+    int64_t experts, top_k; /* experts of a layer, and how many each token goes to */
+    int64_t expert_inner;   /* width of one expert */
+    int64_t shared_inner;   /* width of the expert that every token goes to; 0: there is none */
+    bool sparse[NBL_MAX_LAYERS]; /* layers that have experts; the others have a dense block of `inner` */
+    nbl__router_kind router;
+    bool router_bias, router_round; /* router_round: weights are rounded to the compute dtype */
+    bool experts_bias;
+    bool experts_transposed;  /* dense stacks in one piece are stored [experts, in, out] */
+    bool experts_interleaved; /* gate and up alternate in the rows of gate_up_proj */
+    float act_limit, act_alpha; /* of GPT-OSS's clamped activation; limit 0: `act` as it is */
 } nbl__decoder;
+
+/* True if this stack of experts is stored [experts, in, out], else [experts, out, in]. Packed weights
+ * and those in a tensor per expert have their outputs first. */
+static inline bool nbl__experts_transposed(const nbl__decoder *d, const nbl_weight *stack)
+{
+    return d->experts_transposed && stack->format == NBL_FORMAT_DENSE && stack->members == NULL;
+}
 
 struct nbl__config_keys;
 struct nbl__build;
@@ -97,6 +118,12 @@ nbl_status nbl__keys_common(nbl__config_keys *k, nbl__decoder *d, const char *ac
  * none slides. Call it after setting d->window. */
 nbl_status nbl__keys_layer_types(nbl__config_keys *k, nbl__decoder *d,
                                  bool (*by_default)(const nbl__decoder *d, int64_t layer));
+
+/* Keys of a mixture of experts: d->experts by the key `count`, d->top_k, d->expert_inner by the key
+ * `inner`. Refuses output_router_logits, which adds a loss. Call it after nbl__keys_common. */
+nbl_status nbl__keys_experts(nbl__config_keys *k, nbl__decoder *d, const char *count, const char *inner);
+/* Fills d->sparse: layers not in mlp_only_layers, and only every decoder_sparse_step-th. */
+nbl_status nbl__keys_sparse_layers(nbl__config_keys *k, nbl__decoder *d);
 
 /* Qwen: sliding_window counts only if use_sliding_window is true, and then needs layer_types. */
 nbl_status nbl__keys_sliding_window(nbl__config_keys *k, nbl__decoder *d);

@@ -41,7 +41,10 @@ typedef enum nbl__dropout_mask {
     NBL_DROPOUT_MASK_QKV = 0,
     NBL_DROPOUT_MASK_O = 3,
     NBL_DROPOUT_MASK_GATE_UP = 4,
-    NBL_DROPOUT_MASK_DOWN = NBL_DROPOUT_MASK_GATE_UP + NBL_MLP_DOWN
+    NBL_DROPOUT_MASK_DOWN = NBL_DROPOUT_MASK_GATE_UP + NBL_MLP_DOWN,
+    /* The router's adapter has no dropout in PEFT; a number of its own keeps it apart anyway. */
+    NBL_DROPOUT_MASK_ROUTER,
+    NBL_DROPOUT_MASK_SHARED_GATE
 } nbl__dropout_mask;
 
 /* y = x·Wᵀ (+ bias), with the module's adapter. This is what makes storage formats, LoRA and DoRA
@@ -82,6 +85,21 @@ nbl__value nbl__part_attention_output(nbl__build *b, nbl__value x, bool bias);
 nbl__value nbl__part_gated_mlp(nbl__build *b, nbl__value x, bool bias);
 /* down(act(gate)·up) of values, however these were made. */
 nbl__value nbl__part_gated_down(nbl__build *b, nbl__value gate, nbl__value up, bool bias);
+
+/* ---- experts (parts_experts.c) ---- */
+
+/* Names of a layer's modules of experts, without the layer's prefix. */
+typedef struct nbl__expert_modules {
+    const char *router;  /* "mlp.gate" */
+    const char *experts; /* "mlp.experts": what has gate_up_proj and down_proj */
+    /* The expert of all tokens: a block with gate_proj, up_proj and down_proj; NULL: none. */
+    const char *shared;
+    const char *shared_gate; /* a linear layer to one number, whose sigmoid scales `shared`; NULL: none */
+} nbl__expert_modules;
+
+/* The mixture of experts of this layer, by the numbers of *b->d: router, the chosen experts' sum, and
+ * the shared expert. */
+nbl__value nbl__part_experts(nbl__build *b, nbl__value x, const nbl__expert_modules *names);
 
 /* ---- whole layers that several architectures have ---- */
 

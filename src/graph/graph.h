@@ -44,6 +44,8 @@ typedef enum nbl__weight_role {
     NBL_WEIGHT_EMBEDDING, /* rows by token id; also the head's weight if the two are tied */
     NBL_WEIGHT_HEAD,      /* hidden states to logits */
     NBL_WEIGHT_LINEAR,    /* of a linear layer inside a layer of the transformer */
+    NBL_WEIGHT_ROUTER,    /* hidden states to logits of experts; never quantized */
+    NBL_WEIGHT_EXPERTS,   /* a stack of matrices, one per expert */
     NBL_WEIGHT_NORM,
     NBL_WEIGHT_BIAS,
     NBL_WEIGHT_LORA_A,

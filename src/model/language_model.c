@@ -11,6 +11,7 @@
 #include <float.h>
 #include <unistd.h>
 
+#include "base/hash.h"
 #include "device/device.h"
 #include "quant/non_finite.h"
 #include "quant/weight.h"
@@ -34,8 +35,37 @@ static bool is_saved(const nbl__peft *p, const char *name)
            (nbl__peft_is_new(p) || nbl__peft_replacement_find(p, name) != NULL);
 }
 
+nbl_status nbl__model_make_entries(nbl_model *m, int64_t count)
+{
+    m->weights = nbl__arena_alloc(&m->arena, (size_t)(count + 1) * sizeof *m->weights);
+    for (m->by_name_size = 16; m->by_name_size < 2 * (count + 1);) m->by_name_size *= 2;
+    m->by_name = nbl__arena_alloc(&m->arena, (size_t)m->by_name_size * sizeof *m->by_name);
+    return m->weights && m->by_name ? NBL_OK : NBL_ERROR_MEMORY;
+}
+
+/* The slot of the table that has this name, or the free one where it belongs. */
+static int32_t *slot_of(const nbl_model *m, const char *name)
+{
+    uint64_t mask = (uint64_t)m->by_name_size - 1, at = nbl__hash(0, name, strlen(name)) & mask;
+    while (m->by_name[at] && strcmp(m->weights[m->by_name[at] - 1].name, name) != 0) at = (at + 1) & mask;
+    return &m->by_name[at];
+}
+
+struct nbl__weight_entry *nbl__model_add(nbl_model *m, const char *name)
+{
+    struct nbl__weight_entry *entry = &m->weights[m->weight_count++];
+    *entry = (struct nbl__weight_entry){.name = name, .stack = -1};
+    int32_t *slot = m->by_name ? slot_of(m, name) : NULL;
+    if (slot && *slot == 0) *slot = (int32_t)m->weight_count; /* of equal names the first is found */
+    return entry;
+}
+
 struct nbl__weight_entry *nbl__model_find(const nbl_model *m, const char *name)
 {
+    if (m->by_name) {
+        int32_t at = *slot_of(m, name);
+        return at ? &m->weights[at - 1] : NULL;
+    }
     for (int64_t i = 0; i < m->weight_count; i++)
         if (strcmp(m->weights[i].name, name) == 0) return &m->weights[i];
     return NULL;
@@ -180,14 +210,9 @@ static nbl_status convert_arrived(nbl_model *m, struct nbl__weight_entry *entry,
 /* Makes one entry per weight of the checkpoint. Only --load touches the data. */
 static nbl_status hold_checkpoint(nbl_model *m, const load_options *load)
 {
-    m->weight_count = m->checkpoint->tensor_count;
-    m->weights = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *m->weights);
-    if (m->weights == NULL) return NBL_ERROR_MEMORY;
-    for (int64_t i = 0; i < m->weight_count; i++) {
-        const nbl_tensor_info *info = &m->checkpoint->tensors[i];
-        m->weights[i] = (struct nbl__weight_entry){.name = info->name, .weight = info->weight};
-    }
+    NBL_TRY(nbl__model_hold_checkpoint(m));
     NBL_TRY(nbl__model_find_roles(m));
+    if (m->misfits) return nbl__model_check(m); /* the weights are not all there */
     NBL_TRY(reserve_quantized(m, load));
     for (int64_t i = 0; i < m->weight_count; i++) {
         NBL_TRY(nbl__progress_poll(m->ctx, m->weights[i].name));
@@ -201,14 +226,11 @@ static nbl_status hold_checkpoint(nbl_model *m, const load_options *load)
 static nbl_status hold_gguf(nbl_model *m, const load_options *load)
 {
     const nbl__file *file = &m->gguf->gguf->file;
-    m->weight_count = m->gguf->weight_count;
-    m->weights = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *m->weights);
-    if (m->weights == NULL) return NBL_ERROR_MEMORY;
-    for (int64_t i = 0; i < m->weight_count; i++) {
+    NBL_TRY(nbl__model_make_entries(m, m->gguf->weight_count));
+    for (int64_t i = 0; i < m->gguf->weight_count; i++) {
         const nbl__gguf_weight *from = &m->gguf->weights[i];
         bool vector = nbl__gguf_weight_rank(from) == 1;
-        m->weights[i].name = from->name;
-        m->weights[i].weight = (nbl_weight){
+        nbl__model_add(m, from->name)->weight = (nbl_weight){
             .format = NBL_FORMAT_DENSE,
             .dtype = vector ? NBL_DTYPE_F32 : m->dtype,
             .rank = vector ? 1 : 2,
@@ -258,9 +280,9 @@ static nbl_status give_own_head(nbl_model *m)
     const struct nbl__weight_entry *embedding = nbl__model_find_role(m, NBL_WEIGHT_EMBEDDING);
     struct nbl__weight_entry *head = nbl__model_find(m, head_name);
     if (!m->decoder.tied || embedding == NULL || !nbl__peft_unties(m->peft)) return NBL_OK;
-    if (head == NULL) head = &m->weights[m->weight_count++]; /* there is room for one more */
+    if (head == NULL) head = nbl__model_add(m, head_name); /* there is room for one more */
     *head = (struct nbl__weight_entry){
-        .name = head_name, .weight = embedding->weight, .role = NBL_WEIGHT_HEAD};
+        .name = head_name, .weight = embedding->weight, .stack = -1, .role = NBL_WEIGHT_HEAD};
     m->decoder.tied = false;
     return NBL_OK;
 }
@@ -273,6 +295,8 @@ static nbl__peft_kind peft_kind(const nbl_model *m, const struct nbl__weight_ent
     case NBL_WEIGHT_LINEAR: return NBL_PEFT_LINEAR;
     case NBL_WEIGHT_EMBEDDING: return NBL_PEFT_EMBEDDING;
     case NBL_WEIGHT_HEAD: return NBL_PEFT_HEAD;
+    case NBL_WEIGHT_ROUTER: return NBL_PEFT_ROUTER;
+    case NBL_WEIGHT_EXPERTS: return NBL_PEFT_EXPERTS;
     default: return m->decoder.tied && strcmp(entry->name, head_name) == 0 ? NBL_PEFT_HEAD : NBL_PEFT_OTHER;
     }
 }
@@ -283,9 +307,15 @@ static nbl_status list_tensors(nbl_model *m, nbl__peft_tensor **list, int64_t *c
 {
     nbl__peft_tensor *tensors = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *tensors);
     if (tensors == NULL) return NBL_ERROR_MEMORY;
-    for (int64_t i = 0; i < m->weight_count; i++)
-        tensors[i] = (nbl__peft_tensor){m->weights[i].name, m->weights[i].weight.rank,
-                                        m->weights[i].weight.shape, peft_kind(m, &m->weights[i])};
+    for (int64_t i = 0; i < m->weight_count; i++) {
+        const nbl_weight *w = &m->weights[i].weight;
+        tensors[i] = (nbl__peft_tensor){m->weights[i].name, w->rank, w->shape, peft_kind(m, &m->weights[i])};
+        if (tensors[i].kind != NBL_PEFT_EXPERTS || !nbl__experts_transposed(&m->decoder, w)) continue;
+        int64_t *shape = nbl__arena_alloc(&m->arena, 3 * sizeof *shape);
+        if (shape == NULL) return NBL_ERROR_MEMORY;
+        shape[0] = w->shape[0], shape[1] = w->shape[2], shape[2] = w->shape[1];
+        tensors[i].shape = shape;
+    }
     *list = tensors;
     *count = m->weight_count;
     const struct nbl__weight_entry *embedding = nbl__model_find_role(m, NBL_WEIGHT_EMBEDDING);
@@ -301,7 +331,8 @@ nbl_status nbl__model_new_adapter(nbl_model *m, const char *where, const nbl__pe
     int64_t count, target_count;
     NBL_TRY(list_tensors(m, &tensors, &count));
     NBL_TRY(nbl__peft_list_targets(&m->arena, tensors, count, &targets, &target_count));
-    NBL_TRY(nbl__peft_new(m->ctx, where, settings, targets, target_count, &m->peft));
+    NBL_TRY(nbl__peft_new(m->ctx, where, m->decoder.arch->model_type, settings, targets, target_count,
+                          &m->peft));
     return give_own_head(m);
 }
 
