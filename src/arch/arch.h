@@ -22,7 +22,7 @@
 #include "arch/archs.h"
 #include "format/hf/module_names.h"
 #include "graph/build.h"
-#include "ops/moe/router.h"
+#include "graph/build_moe.h"
 
 enum { NBL_MAX_LAYERS = 1024 };
 
@@ -45,6 +45,7 @@ typedef struct nbl__decoder {
     float attention_cap, final_cap;  /* soft caps, c·tanh(x / c), of scores and of logits; 0: none */
     /* tokens that a query sees in a sliding layer, itself included; 0: all */
     int64_t window;
+    int64_t window_layers; /* the layers that slide are among the first so many; of some architectures */
     /* layers with a sliding window */
     bool sliding[NBL_MAX_LAYERS];
     nbl__rope rope;       /* of full layers; also of sliding ones if local_rope.theta is 0 */

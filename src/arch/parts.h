@@ -83,6 +83,8 @@ nbl__value nbl__part_attention_output(nbl__build *b, nbl__value x, bool bias);
 
 /* down(act(gate(x))·up(x)): the linear layers mlp.gate_proj, up_proj and down_proj, with d->act. */
 nbl__value nbl__part_gated_mlp(nbl__build *b, nbl__value x, bool bias);
+/* The same for a block of this name and inner width: "mlp.shared_expert". */
+nbl__value nbl__part_gated_mlp_at(nbl__build *b, nbl__value x, const char *module, int64_t inner, bool bias);
 /* down(act(gate)·up) of values, however these were made. */
 nbl__value nbl__part_gated_down(nbl__build *b, nbl__value gate, nbl__value up, bool bias);
 
@@ -112,6 +114,12 @@ void nbl__llama_layer(nbl__build *b, nbl__residual *h, int64_t layer);
  * tied head and the look-up add to the same gradient. */
 nbl__value nbl__part_weight(nbl__build *b, const char *name, nbl__weight_role role, int64_t rows,
                             int64_t columns);
+/* A vector of n values, by its full name. Norms and sinks have the checkpoint's dtype, biases the
+ * compute dtype. */
+nbl__value nbl__part_vector(nbl__build *b, const char *name, nbl__weight_role role, int64_t n);
+/* A trained parameter: the f32 master copy. In 16 bits small updates would be rounded away. */
+nbl__value nbl__part_master(nbl__build *b, const char *name, nbl__weight_role role, int rank, int64_t first,
+                            int64_t second);
 /* Checks that the model has a tensor of this shape. Otherwise b->problems gets a line. Returns the
  * tensor, or an empty stand-in; NULL only if memory has run out. */
 const nbl_weight *nbl__part_tensor(nbl__build *b, const char *name, nbl__weight_role role, int rank,

@@ -94,6 +94,7 @@ typedef struct nbl__attention_options {
     float scale;    /* of scores; 0: 1 / sqrt(head_dim) */
     float softcap;  /* of scores; 0: none */
     int64_t window; /* tokens that a query sees, itself included; 0: all */
+    nbl__value sinks; /* [heads]: a logit of each head that joins the softmax; 0: none */
 } nbl__attention_options;
 
 /* The state of one layer for generation: keys, values [sequences, rows, heads, head_dim], and the

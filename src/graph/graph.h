@@ -48,6 +48,7 @@ typedef enum nbl__weight_role {
     NBL_WEIGHT_EXPERTS,   /* a stack of matrices, one per expert */
     NBL_WEIGHT_NORM,
     NBL_WEIGHT_BIAS,
+    NBL_WEIGHT_SINKS, /* logits of heads that join attention's softmax */
     NBL_WEIGHT_LORA_A,
     NBL_WEIGHT_LORA_B,
     NBL_WEIGHT_MAGNITUDE /* of DoRA */

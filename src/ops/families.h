@@ -37,7 +37,10 @@
     X(take_rows)                                                                                             \
     X(sigmoid_gate)                                                                                          \
     X(gated_norm)                                                                                            \
-    X(split_heads)
+    X(split_heads)                                                                                           \
+    X(router)                                                                                                \
+    X(expert_order)                                                                                          \
+    X(expert_mlp)
 
 #define FAMILY_DECLARATION(name) extern const nbl__family nbl__##name##_family;
 NBL_FAMILIES(FAMILY_DECLARATION)

@@ -4,7 +4,8 @@
  *                            square overflows f16), outliers (some columns far above LLM.int8's
  *                            threshold), tiny, times-N (N times normal), broken (NaN, infinities)
  *   generators of integers   random-N (below N), masked-N (the same with some -100), range (0, 1,
- *                            2, …), packed (several ranges), constant-N, or a list [0,5,5,40]
+ *                            2, …), packed (several ranges), constant-N, or a list [0,5,5,40];
+ *                            routed, routed-one (case_routing.c)
  *   generator of u8          codes
  *
  * N may be a named number. A random value depends on seed, slot and index alone, so a tensor has
@@ -139,7 +140,7 @@ static bool float_value(const char *generator, uint64_t seed, const char *slot, 
 
 bool case_is_integer(const char *generator)
 {
-    static const char *const names[] = {"random-", "masked-", "range", "packed", "constant-", "["};
+    static const char *const names[] = {"random-", "masked-", "range", "packed", "constant-", "routed", "["};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strncmp(generator, names[i], strlen(names[i])) == 0) return true;
     return false;
@@ -173,6 +174,7 @@ static bool fill_integers(const char *text, const char *generator, uint64_t seed
                           nbl_tensor *tensor)
 {
     if (*generator == '[') return integer_list(text, generator, tensor);
+    if (strncmp(generator, "routed", 6) == 0) return case_route(text, generator, seed, slot, tensor);
     const char *dash = strchr(generator, '-');
     double max = 1;
     if (dash && !case_number(text, dash + 1, &max)) return false;

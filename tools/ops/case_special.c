@@ -13,6 +13,7 @@
 #include "ops/norm/layernorm.h"
 #include "ops/linear/linear_group.h"
 #include "ops/linear/mlp.h"
+#include "ops/moe/expert_mlp.h"
 #include "ops/norm/rmsnorm.h"
 #include "ops/rope/rope.h"
 #include "quant/quant.h"
@@ -362,6 +363,7 @@ static const struct {
     {&nbl__attention_family, offsetof(nbl__attention, accumulate)},
     {&nbl__gated_norm_family, offsetof(nbl__gated_norm, accumulate)},
     {&nbl__cross_entropy_family, offsetof(nbl__cross_entropy, accumulate)},
+    {&nbl__expert_mlp_family, offsetof(nbl__expert_mlp, accumulate)},
 };
 
 bool *case_accumulate(const nbl__family *family, void *arguments)

@@ -30,6 +30,9 @@ const case_line case_table[] = {
 #include "ops/attention/attention_decode.cases"
 #include "ops/attention/attention_step.cases"
 #include "ops/loss/cross_entropy.cases"
+#include "ops/moe/router.cases"
+#include "ops/moe/expert_order.cases"
+#include "ops/moe/expert_mlp.cases"
 #include "ops/optimizer/adamw.cases"
 #include "ops/optimizer/grad_norm.cases"
 #undef CASE
