@@ -126,6 +126,10 @@ nbl_status nbl__keys_experts(nbl__config_keys *k, nbl__decoder *d, const char *c
 /* Fills d->sparse: layers not in mlp_only_layers, and only every decoder_sparse_step-th. */
 nbl_status nbl__keys_sparse_layers(nbl__config_keys *k, nbl__decoder *d);
 
+/* Qwen's mixtures of experts: both of the above, and norm_topk_prob (default false), which says whether
+ * the weights of the chosen experts are divided by their sum. */
+nbl_status nbl__keys_qwen_experts(nbl__config_keys *k, nbl__decoder *d, const char *count);
+
 /* Qwen: sliding_window counts only if use_sliding_window is true, and then needs layer_types. */
 nbl_status nbl__keys_sliding_window(nbl__config_keys *k, nbl__decoder *d);
 

@@ -43,3 +43,13 @@ nbl_status nbl__keys_sparse_layers(nbl__config_keys *k, nbl__decoder *d)
     }
     return NBL_OK;
 }
+
+nbl_status nbl__keys_qwen_experts(nbl__config_keys *k, nbl__decoder *d, const char *count)
+{
+    bool normalized;
+    NBL_TRY(nbl__key_flag_or(k, "norm_topk_prob", false, &normalized));
+    d->router = normalized ? NBL_ROUTER_SOFTMAX_TOPK_NORM : NBL_ROUTER_SOFTMAX_TOPK;
+    d->router_round = true;
+    NBL_TRY(nbl__keys_experts(k, d, count, "moe_intermediate_size"));
+    return nbl__keys_sparse_layers(k, d);
+}

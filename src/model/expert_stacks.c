@@ -9,7 +9,7 @@
  *     experts.gate_up_proj [E, 2I, H]   ───▶ itself
  *     gate_up_projs.0.bias [2I] …       ───▶ "…gate_up_proj_bias" [E, 2I], copied
  *
- * The tensors are visited twice: to count each stack's members, and to place them. A tensor that does
+ * The tensors are visited twice: to count each stack's members, and to put them there. A tensor that does
  * not fit (an expert that is missing, too many, or of another shape) is named in m->misfits, which
  * nbl__model_check reports with all other misfits. */
 #include "model/language_model.h"
@@ -27,7 +27,7 @@ typedef struct stack {
     int64_t found, count; /* members there are, and there should be */
     bool is_bias, broken;
     nbl_weight *members; /* [count]; NULL while tensors are counted, and of an incomplete stack */
-    const nbl_weight *first; /* of the members that were placed */
+    const nbl_weight *first; /* that was put */
 } stack;
 
 typedef struct holder {
@@ -91,7 +91,7 @@ static nbl_status count_member(holder *h, int64_t i)
     return NBL_OK;
 }
 
-/* ---- placing ---- */
+/* ---- members ---- */
 
 static int64_t index_of(const stack *s, const nbl__expert_name *name)
 {
@@ -147,7 +147,7 @@ static nbl_status find_gaps(holder *h, stack *s)
 }
 
 /* Checks a member and puts it into its stack. */
-static void place_member(holder *h, int64_t i)
+static void put_member(holder *h, int64_t i)
 {
     stack *s = &h->stacks[h->stack_of[i]];
     const nbl_tensor_info *info = &h->m->checkpoint->tensors[i];
@@ -191,8 +191,8 @@ static nbl_status join_bias(holder *h, stack *s)
     return NBL_OK;
 }
 
-/* Sets the entry's weight. That of a broken stack has the right shape and no data: its misfits are
- * listed, and nothing will read it. */
+/* Sets the entry's weight. That of a broken stack has the right shape alone: its misfits are listed,
+ * and nothing computes with it. */
 static nbl_status finish(holder *h, stack *s)
 {
     const nbl__decoder *d = &h->m->decoder;
@@ -200,7 +200,8 @@ static nbl_status finish(holder *h, stack *s)
     member_shape(d, s, shape);
     bool whole = s->members && !s->broken;
     if (whole && s->is_bias) return join_bias(h, s);
-    nbl_weight w = {.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32};
+    static const float stand_in; /* graphs look at pointers of stacks; nothing reads it */
+    nbl_weight w = {.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .data = &stand_in};
     if (whole) {
         const nbl_weight *like = &s->members[0];
         w = (nbl_weight){.format = like->format, .dtype = like->dtype, .block = like->block};
@@ -211,6 +212,7 @@ static nbl_status finish(holder *h, stack *s)
     w.shape[0] = d->experts;
     w.shape[1] = shape[0] * s->pieces;
     if (!s->is_bias) w.shape[2] = shape[1];
+    if (!s->is_bias && nbl__experts_transposed(d, &w)) w.shape[2] = w.shape[1], w.shape[1] = shape[1];
     s->entry->weight = w;
     return NBL_OK;
 }
@@ -238,7 +240,7 @@ static nbl_status hold_all(holder *h)
         if (s->members == NULL) return NBL_ERROR_MEMORY;
     }
     for (int64_t i = 0; i < c->tensor_count; i++)
-        if (h->stack_of[i] >= 0) place_member(h, i);
+        if (h->stack_of[i] >= 0) put_member(h, i);
     for (int64_t k = 0; k < h->stack_count; k++) {
         stack *s = &h->stacks[k];
         /* As many as there should be, but one twice and so another missing. */

@@ -14,6 +14,7 @@
 #include "base/hash.h"
 #include "device/device.h"
 #include "quant/non_finite.h"
+#include "quant/quant.h"
 #include "quant/weight.h"
 
 /* ---- weights ---- */
@@ -86,8 +87,8 @@ bool nbl__model_trains(const nbl_model *m, const char *name)
     return m->peft && is_saved(m->peft, name);
 }
 
-/* The storage format in memory of the linear layers inside the transformer's layers. Those are what
- * transformers quantizes of these architectures. */
+/* The storage format in memory of the linear layers inside the transformer's layers, which are what
+ * transformers quantizes of these architectures, and of experts. */
 typedef struct load_options {
     bool converts; /* false: keep the stored format */
     nbl_quantize_options how;
@@ -109,14 +110,31 @@ static nbl_status check_load_options(nbl_model *m, const nbl_model_options *opti
 
 /* plan_only: gives the entry the format and shape it would have, without data. A plan only tests
  * whether nested_scales is NULL, so it gets a pointer to one number. */
-static void describe_entry(struct nbl__weight_entry *entry, const nbl_quantize_options *how)
+static void describe_entry(const nbl_model *m, struct nbl__weight_entry *entry,
+                           const nbl_quantize_options *how)
 {
     static const float stand_in;
     nbl_weight w = {
         .format = how->format, .dtype = entry->weight.dtype, .rank = entry->weight.rank, .block = how->block};
     memcpy(w.shape, entry->weight.shape, sizeof w.shape);
     if (how->nested) w.nested_scales = &stand_in;
+    if (w.rank == 3 && nbl__experts_transposed(&m->decoder, &entry->weight))
+        w.shape[1] = entry->weight.shape[2], w.shape[2] = entry->weight.shape[1];
+    if (w.rank == 3) { /* graphs look at pointers of stacks; nothing reads them */
+        w.data = w.scale_codes = (const uint8_t *)&stand_in;
+        w.scales = w.nested_table = &stand_in;
+        w.nested_block = how->nested ? NBL_NESTED_BLOCK : 0;
+    }
     entry->weight = w;
+}
+
+/* True if --load quantizes this weight. Experts that are packed already stay as they are: GPT-OSS's in
+ * MXFP4 go with linear layers in another format. */
+static bool is_converted(const struct nbl__weight_entry *entry, const load_options *load)
+{
+    if (!load->converts) return false;
+    return entry->role == NBL_WEIGHT_LINEAR ||
+           (entry->role == NBL_WEIGHT_EXPERTS && entry->weight.format == NBL_FORMAT_DENSE);
 }
 
 /* Assigns addresses in `cut` to the parts of a quantized weight; with cut->memory NULL it only
@@ -130,7 +148,11 @@ static nbl_status cut_parts(nbl_model *m, const struct nbl__weight_entry *entry,
     const nbl_weight *w = &entry->weight;
     NBL_CHECK(m->ctx, w->format == NBL_FORMAT_DENSE, NBL_ERROR_ARGUMENT, "%s: tensor \"%s\" is %s already",
               m->path, entry->name, nbl_format_name(w->format));
-    NBL_TRY(nbl_quantize_sizes(m->ctx, &load->how, w->rank, w->shape, &sizes));
+    int64_t shape[NBL_MAX_RANK];
+    memcpy(shape, w->shape, sizeof shape);
+    if (w->rank == 3 && nbl__experts_transposed(&m->decoder, w))
+        shape[1] = w->shape[2], shape[2] = w->shape[1];
+    NBL_TRY(nbl_quantize_sizes(m->ctx, &load->how, w->rank, shape, &sizes));
     *parts = (nbl_quantized_parts){0};
     *temporary = load->how.nested ? sizes.scales : 0;
     parts->data = nbl__bump_alloc(bump, sizes.data);
@@ -149,7 +171,7 @@ static nbl_status reserve_quantized(nbl_model *m, const load_options *load)
     size_t temporary;
     if (!load->converts || m->plan_only) return NBL_OK;
     for (int64_t i = 0; i < m->weight_count; i++)
-        if (m->weights[i].role == NBL_WEIGHT_LINEAR)
+        if (is_converted(&m->weights[i], load))
             NBL_TRY(cut_parts(m, &m->weights[i], load, &bump, &parts, &temporary));
     m->quantized = nbl__alloc(m->ctx, bump.used);
     m->quantized_bytes = bump.used;
@@ -176,6 +198,47 @@ static nbl_status refuse_non_finite(const nbl_model *m, const char *name, const 
                      "repair the weights, or accept them with nibble quantize --allow-non-finite");
 }
 
+/* The source of a stack's matrices. */
+typedef struct stack_source {
+    nbl_context *ctx;
+    nbl_weight stack, flat; /* flat: a stack in one piece as one matrix */
+    bool transposed;
+    void *matrix; /* of a transposed stack: one matrix, its outputs first */
+} stack_source;
+
+static nbl_status read_piece(void *user, int64_t i, const void **values)
+{
+    const stack_source *s = user;
+    if (s->stack.members) return *values = s->stack.members[i].data, NBL_OK;
+    int64_t rows = s->stack.shape[1], at = i * rows;
+    *values = (const uint8_t *)s->flat.data +
+              (size_t)(at * s->stack.shape[2]) * nbl__size_of(s->stack.dtype);
+    if (!s->transposed) return NBL_OK;
+    *values = s->matrix;
+    return nbl__dequantize_host(s->ctx, &s->flat, at, at + rows, s->stack.dtype, true, s->matrix);
+}
+
+/* Quantizes a stack of experts matrix by matrix, each as [out, in]. */
+static nbl_status quantize_stack(nbl_model *m, struct nbl__weight_entry *entry, const load_options *load,
+                                 const nbl_quantized_parts *parts, int64_t *non_finite)
+{
+    const nbl_weight *w = &entry->weight;
+    bool transposed = nbl__experts_transposed(&m->decoder, w);
+    stack_source source = {.ctx = m->ctx, .stack = *w, .flat = nbl__stack_flat(w), .transposed = transposed};
+    int64_t shape[3] = {w->shape[0], w->shape[transposed ? 2 : 1], w->shape[transposed ? 1 : 2]};
+    size_t bytes = (size_t)(shape[1] * shape[2]) * nbl__size_of(w->dtype);
+    if (transposed && (source.matrix = nbl__alloc(m->ctx, bytes)) == NULL) return NBL_ERROR_MEMORY;
+    nbl_status status = nbl__quantize_stack(m->ctx, &load->how, w->dtype, shape,
+                                            w->members ? w->member_count : w->shape[0], read_piece, &source,
+                                            parts, &entry->weight, non_finite);
+    nbl__free(m->ctx, source.matrix, bytes);
+    for (int64_t i = 0; m->checkpoint && i < source.stack.member_count; i++)
+        nbl__checkpoint_drop_file(m->checkpoint, source.stack.members[i].data);
+    if (*non_finite == 0) return status;
+    return nbl__fail(m->ctx, NBL_ERROR_DTYPE, "%s: experts \"%s\": %" PRId64 " values are not finite", m->path,
+                     entry->name, *non_finite);
+}
+
 /* Replaces a dense weight by its quantized form in m->quantized, and frees the dense source. */
 static nbl_status quantize_entry(nbl_model *m, struct nbl__weight_entry *entry, const load_options *load)
 {
@@ -183,7 +246,7 @@ static nbl_status quantize_entry(nbl_model *m, struct nbl__weight_entry *entry, 
     nbl__bump bump = {m->quantized, m->quantized_used};
     size_t temporary;
     nbl_weight w = entry->weight;
-    if (m->plan_only) return describe_entry(entry, &load->how), NBL_OK;
+    if (m->plan_only) return describe_entry(m, entry, &load->how), NBL_OK;
     NBL_TRY(cut_parts(m, entry, load, &bump, &parts, &temporary));
     assert(bump.used <= m->quantized_bytes); /* reserve_quantized has counted the same parts */
     m->quantized_used = bump.used;
@@ -191,20 +254,22 @@ static nbl_status quantize_entry(nbl_model *m, struct nbl__weight_entry *entry, 
     if (scales == NULL) return NBL_ERROR_MEMORY;
     if (load->how.nested) parts.scales = scales;
     int64_t non_finite;
-    nbl_status status = nbl__quantize(m->ctx, &load->how, w.dtype, w.rank, w.shape, w.data, &parts,
-                                      &entry->weight, &non_finite);
-    if (non_finite > 0) status = refuse_non_finite(m, entry->name, &w, load->how.format, non_finite);
+    bool stack = entry->role == NBL_WEIGHT_EXPERTS;
+    nbl_status status = stack ? quantize_stack(m, entry, load, &parts, &non_finite)
+                              : nbl__quantize(m->ctx, &load->how, w.dtype, w.rank, w.shape, w.data, &parts,
+                                              &entry->weight, &non_finite);
+    if (non_finite > 0 && !stack) status = refuse_non_finite(m, entry->name, &w, load->how.format, non_finite);
     nbl__free(m->ctx, scales, temporary);
     /* Free the source at once: loading needs the memory of the result and of one source weight. */
     nbl__free(m->ctx, entry->memory, entry->bytes);
     entry->memory = NULL;
-    if (m->checkpoint) nbl__checkpoint_drop_file(m->checkpoint, w.data);
+    if (m->checkpoint && w.data) nbl__checkpoint_drop_file(m->checkpoint, w.data);
     return status;
 }
 
 static nbl_status convert_arrived(nbl_model *m, struct nbl__weight_entry *entry, const load_options *load)
 {
-    return load->converts && entry->role == NBL_WEIGHT_LINEAR ? quantize_entry(m, entry, load) : NBL_OK;
+    return is_converted(entry, load) ? quantize_entry(m, entry, load) : NBL_OK;
 }
 
 /* Makes one entry per weight of the checkpoint. Only --load touches the data. */
