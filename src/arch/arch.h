@@ -53,15 +53,15 @@ typedef struct nbl__decoder {
     bool sinks;           /* attention has a logit per head that takes part of the softmax, self_attn.sinks */
 
     /* A mixture of experts; `experts` 0: none. */
-    int64_t experts, top_k; /* experts of a layer, and how many each token goes to */
-    int64_t expert_inner;   /* width of one expert */
-    int64_t shared_inner;   /* width of the expert that every token goes to; 0: there is none */
+    int64_t experts, top_k;      /* experts of a layer, and how many each token goes to */
+    int64_t expert_inner;        /* width of one expert */
+    int64_t shared_inner;        /* width of the expert that every token goes to; 0: there is none */
     bool sparse[NBL_MAX_LAYERS]; /* layers that have experts; the others have a dense block of `inner` */
     nbl__router_kind router;
     bool router_bias, router_round; /* router_round: weights are rounded to the compute dtype */
     bool experts_bias;
-    bool experts_transposed;  /* dense stacks in one piece are stored [experts, in, out] */
-    bool experts_interleaved; /* gate and up alternate in the rows of gate_up_proj */
+    bool experts_transposed;    /* dense stacks in one piece are stored [experts, in, out] */
+    bool experts_interleaved;   /* gate and up alternate in the rows of gate_up_proj */
     float act_limit, act_alpha; /* of GPT-OSS's clamped activation; limit 0: `act` as it is */
 } nbl__decoder;
 
@@ -96,7 +96,7 @@ nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__jso
 
 typedef struct nbl__config_keys {
     nbl_context *ctx;
-    const char *where;
+    const char *where, *model_type;
     const nbl__json *config;
     bool *used; /* [config->count] true: a reader has asked for this key */
 } nbl__config_keys;

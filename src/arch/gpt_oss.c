@@ -24,7 +24,8 @@ static void default_rope(const nbl__config_keys *k, nbl__decoder *d)
 {
     const nbl__json *parameters = nbl__json_get(k->config, "rope_parameters");
     const nbl__json *scaling = nbl__json_get(k->config, "rope_scaling");
-    bool given = (parameters && parameters->type != NBL_JSON_NULL) || (scaling && scaling->type != NBL_JSON_NULL);
+    bool given = (parameters && parameters->type != NBL_JSON_NULL) ||
+                 (scaling && scaling->type != NBL_JSON_NULL);
     if (given) return;
     d->rope.kind = NBL_ROPE_YARN;
     d->rope.factor = 32;

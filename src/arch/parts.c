@@ -106,10 +106,13 @@ static nbl__linear_values layer_at(nbl__build *b, const char *path, nbl__weight_
     if (!b->source->adapter(b->source->user, full(b, path, "", name), &adapter)) return l;
     l.scale = adapter.scale;
     l.dropout = b->train ? adapter.dropout : 0;
-    l.lora_a = nbl__part_master(b, full(b, path, ".lora_A.weight", name), NBL_WEIGHT_LORA_A, 2, adapter.rank, in);
-    l.lora_b = nbl__part_master(b, full(b, path, ".lora_B.weight", name), NBL_WEIGHT_LORA_B, 2, out, adapter.rank);
+    l.lora_a = nbl__part_master(b, full(b, path, ".lora_A.weight", name), NBL_WEIGHT_LORA_A, 2, adapter.rank,
+                                in);
+    l.lora_b = nbl__part_master(b, full(b, path, ".lora_B.weight", name), NBL_WEIGHT_LORA_B, 2, out,
+                                adapter.rank);
     if (!adapter.dora) return l;
-    l.magnitude = nbl__part_master(b, full(b, path, ".lora_magnitude_vector", name), NBL_WEIGHT_MAGNITUDE, 1, out, 0);
+    l.magnitude = nbl__part_master(b, full(b, path, ".lora_magnitude_vector", name), NBL_WEIGHT_MAGNITUDE, 1,
+                                   out, 0);
     l.norm = nbl__graph_value(b->g, NBL_KIND_PREPARED, full(b, path, ".norm", name), NBL_DTYPE_F32, 1, &out);
     return l;
 }
@@ -246,7 +249,8 @@ nbl__value nbl__part_attention(nbl__build *b, nbl__qkv x, int64_t layer, const n
         .dtype = b->dtype, .scale = how->scale, .softcap = how->softcap, .window = how->window};
     char sinks[NAME_SIZE];
     if (d->sinks)
-        options.sinks = nbl__part_vector(b, full(b, "self_attn.sinks", "", sinks), NBL_WEIGHT_SINKS, d->heads);
+        options.sinks = nbl__part_vector(b, full(b, "self_attn.sinks", "", sinks), NBL_WEIGHT_SINKS,
+                                         d->heads);
     /* One operator rotates, writes the cache and attends. */
     bool fuses_rope_attention = b->fuses_rope_attention && b->mode == NBL_MODE_DECODE;
     nbl__cache_values cache = {.lengths = b->lengths};

@@ -101,11 +101,10 @@ static nbl__value routed(nbl__build *b, nbl__value x, const nbl__expert_modules 
         .dtype = b->dtype, .kind = d->router, .top_k = d->top_k, .round = d->router_round};
     nbl__routing to = nbl__build_router(b->g, full(b, names->router, "", node), logits, &choice);
     bool nested = adapter_of(b, names->experts, ".down_proj", &unused);
-    nbl__expert_values gate_up =
-        values_of(b, names->experts, ".gate_up_proj", nested ? ".base_layer" : "", 2 * d->expert_inner,
-                  d->hidden, &transposed[0]);
-    nbl__expert_values down =
-        values_of(b, names->experts, ".down_proj", "", d->hidden, d->expert_inner, &transposed[1]);
+    nbl__expert_values gate_up = values_of(b, names->experts, ".gate_up_proj", nested ? ".base_layer" : "",
+                                           2 * d->expert_inner, d->hidden, &transposed[0]);
+    nbl__expert_values down = values_of(b, names->experts, ".down_proj", "", d->hidden, d->expert_inner,
+                                        &transposed[1]);
     if (transposed[0] != transposed[1])
         nbl__text_printf(&b->problems, "; of \"%s%s\" one stack is packed and the other is not", b->at,
                          names->experts);

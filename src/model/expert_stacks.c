@@ -26,7 +26,7 @@ typedef struct stack {
     int64_t pieces;       /* members per expert: 1, or gate and up apart */
     int64_t found, count; /* members there are, and there should be */
     bool is_bias, broken;
-    nbl_weight *members; /* [count]; NULL while tensors are counted, and of an incomplete stack */
+    nbl_weight *members;     /* [count]; NULL while tensors are counted, and of an incomplete stack */
     const nbl_weight *first; /* that was put */
 } stack;
 
@@ -105,9 +105,7 @@ static nbl_status list_missing(holder *h, stack *s, const bool *seen)
     member_shape(&h->m->decoder, s, shape);
     for (int64_t k = 0; k < s->count; k++) {
         if (seen[k]) continue;
-        nbl__expert_part part = s->pieces == 1 ? NBL_EXPERT_WHOLE
-                                : k % 2        ? NBL_EXPERT_UP
-                                               : NBL_EXPERT_GATE;
+        nbl__expert_part part = s->pieces == 1 ? NBL_EXPERT_WHOLE : k % 2 ? NBL_EXPERT_UP : NBL_EXPERT_GATE;
         if (!may_say(h)) return NBL_OK;
         const char *name = nbl__expert_name_of(&h->m->arena, s->like, k / s->pieces, part);
         if (name == NULL) return NBL_ERROR_MEMORY;
@@ -222,12 +220,14 @@ static nbl_status hold_all(holder *h)
     nbl_model *m = h->m;
     const nbl_checkpoint *c = m->checkpoint;
     for (int64_t i = 0; i < c->tensor_count; i++) {
+        const char *text = c->text_names[i];
         h->stack_of[i] = -1;
-        NBL_TRY(nbl__expert_name_read(&m->arena, c->tensors[i].name, &h->names[i]));
+        if (text == NULL) continue; /* of another part than the text model */
+        NBL_TRY(nbl__expert_name_read(&m->arena, text, &h->names[i]));
         /* Names that the file has twice, once by its own layout, stay apart. */
         bool taken = nbl__model_find(m, h->names[i].name) != NULL;
         if (m->decoder.experts > 0 && h->names[i].expert >= 0) NBL_TRY(count_member(h, i));
-        else NBL_TRY(hold_tensor(h, i, taken ? c->tensors[i].name : h->names[i].name));
+        else NBL_TRY(hold_tensor(h, i, taken ? text : h->names[i].name));
     }
     for (int64_t k = 0; k < h->stack_count; k++) {
         stack *s = &h->stacks[k];
@@ -244,7 +244,8 @@ static nbl_status hold_all(holder *h)
     for (int64_t k = 0; k < h->stack_count; k++) {
         stack *s = &h->stacks[k];
         /* As many as there should be, but one twice and so another missing. */
-        for (int64_t j = 0; s->members && j < s->count && !s->broken; j++) s->broken = s->members[j].rank == 0;
+        for (int64_t j = 0; s->members && j < s->count && !s->broken; j++)
+            s->broken = s->members[j].rank == 0;
         if (s->members && s->broken) NBL_TRY(find_gaps(h, s));
         NBL_TRY(finish(h, s));
     }

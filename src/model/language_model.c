@@ -13,6 +13,7 @@
 
 #include "base/hash.h"
 #include "device/device.h"
+#include "format/hf/text_part.h"
 #include "quant/non_finite.h"
 #include "quant/quant.h"
 #include "quant/weight.h"
@@ -211,8 +212,7 @@ static nbl_status read_piece(void *user, int64_t i, const void **values)
     const stack_source *s = user;
     if (s->stack.members) return *values = s->stack.members[i].data, NBL_OK;
     int64_t rows = s->stack.shape[1], at = i * rows;
-    *values = (const uint8_t *)s->flat.data +
-              (size_t)(at * s->stack.shape[2]) * nbl__size_of(s->stack.dtype);
+    *values = (const uint8_t *)s->flat.data + (size_t)(at * s->stack.shape[2]) * nbl__size_of(s->stack.dtype);
     if (!s->transposed) return NBL_OK;
     *values = s->matrix;
     return nbl__dequantize_host(s->ctx, &s->flat, at, at + rows, s->stack.dtype, true, s->matrix);
@@ -235,8 +235,8 @@ static nbl_status quantize_stack(nbl_model *m, struct nbl__weight_entry *entry, 
     for (int64_t i = 0; m->checkpoint && i < source.stack.member_count; i++)
         nbl__checkpoint_drop_file(m->checkpoint, source.stack.members[i].data);
     if (*non_finite == 0) return status;
-    return nbl__fail(m->ctx, NBL_ERROR_DTYPE, "%s: experts \"%s\": %" PRId64 " values are not finite", m->path,
-                     entry->name, *non_finite);
+    return nbl__fail(m->ctx, NBL_ERROR_DTYPE, "%s: experts \"%s\": %" PRId64 " values are not finite",
+                     m->path, entry->name, *non_finite);
 }
 
 /* Replaces a dense weight by its quantized form in m->quantized, and frees the dense source. */
@@ -258,7 +258,8 @@ static nbl_status quantize_entry(nbl_model *m, struct nbl__weight_entry *entry, 
     nbl_status status = stack ? quantize_stack(m, entry, load, &parts, &non_finite)
                               : nbl__quantize(m->ctx, &load->how, w.dtype, w.rank, w.shape, w.data, &parts,
                                               &entry->weight, &non_finite);
-    if (non_finite > 0 && !stack) status = refuse_non_finite(m, entry->name, &w, load->how.format, non_finite);
+    if (non_finite > 0 && !stack)
+        status = refuse_non_finite(m, entry->name, &w, load->how.format, non_finite);
     nbl__free(m->ctx, scales, temporary);
     /* Free the source at once: loading needs the memory of the result and of one source weight. */
     nbl__free(m->ctx, entry->memory, entry->bytes);
@@ -272,7 +273,7 @@ static nbl_status convert_arrived(nbl_model *m, struct nbl__weight_entry *entry,
     return is_converted(entry, load) ? quantize_entry(m, entry, load) : NBL_OK;
 }
 
-/* Makes one entry per weight of the checkpoint. Only --load touches the data. */
+/* Makes one entry per weight of the text model. Only --load touches the data. */
 static nbl_status hold_checkpoint(nbl_model *m, const load_options *load)
 {
     NBL_TRY(nbl__model_hold_checkpoint(m));
@@ -396,8 +397,9 @@ nbl_status nbl__model_new_adapter(nbl_model *m, const char *where, const nbl__pe
     int64_t count, target_count;
     NBL_TRY(list_tensors(m, &tensors, &count));
     NBL_TRY(nbl__peft_list_targets(&m->arena, tensors, count, &targets, &target_count));
-    NBL_TRY(nbl__peft_new(m->ctx, where, m->decoder.arch->model_type, settings, targets, target_count,
-                          &m->peft));
+    const nbl__text_part *part = nbl__text_part_of(m->config);
+    NBL_TRY(nbl__peft_new(m->ctx, where, m->decoder.arch->model_type, settings, part ? part->prefix : NULL,
+                          targets, target_count, &m->peft));
     return give_own_head(m);
 }
 

@@ -58,7 +58,7 @@ struct nbl_model {
     int32_t *by_name;
     int64_t by_name_size;
     const char *misfits; /* tensors of experts that do not fit, for nbl__model_check; NULL: none */
-    void *quantized; /* owned: all weights that --load quantized, one after the other; or NULL */
+    void *quantized;     /* owned: all weights that --load quantized, one after the other; or NULL */
     size_t quantized_bytes, quantized_used;
 
     struct nbl__upload { /* one allocation that holds uploaded weights; freed by nbl__upload_free */

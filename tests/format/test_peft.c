@@ -97,7 +97,6 @@ static void options_that_change_the_adapter_are_refused_by_name(void **state)
         {"alora_invocation_tokens", "[1, 2]"},
         {"trainable_token_indices", "[1]"},
         {"trainable_token_indices", "{\"embed_tokens\": [1]}"},
-        {"target_parameters", "[\"a\"]"},
         {"layer_replication", "[[0, 2]]"},
         {"megatron_config", "{\"a\": 1}"},
         {"loftq_config", "{\"loftq_bits\": 4}"},

@@ -134,7 +134,7 @@ bool case_gather(case_memory *memory, nbl_tensor *tensor);
  * seed and slot name alone, so that another dtype holds the same ones, rounded. */
 bool case_fill(const char *text, const char *generator, uint64_t seed, const char *slot, nbl_tensor *tensor);
 bool case_is_integer(const char *generator);
-/* The generators of routing (case_routing.c): slots experts, offsets, pairs and rows, alike in all slots of a case. */
+/* The generators routed and routed-one: slots experts, offsets, pairs and rows, alike in all slots of a case. */
 bool case_route(const char *text, const char *generator, uint64_t seed, const char *slot, nbl_tensor *tensor);
 /* A random weight in a storage format named as in the text: "nf4-nested/128@f16". */
 case_status case_weight(nbl_context *ctx, case_memory *memory, const char *store, int64_t rows,

@@ -16,6 +16,8 @@
 #include "ops/moe/expert_mlp.h"
 #include "ops/norm/rmsnorm.h"
 #include "ops/rope/rope.h"
+#include "ops/recurrent/gated_delta.h"
+#include "ops/recurrent/short_conv.h"
 #include "quant/quant.h"
 
 enum { PIECES = CASE_PIECES };
@@ -362,6 +364,8 @@ static const struct {
     {&nbl__embedding_family, offsetof(nbl__embedding, accumulate)},
     {&nbl__attention_family, offsetof(nbl__attention, accumulate)},
     {&nbl__gated_norm_family, offsetof(nbl__gated_norm, accumulate)},
+    {&nbl__gated_delta_family, offsetof(nbl__gated_delta, accumulate)},
+    {&nbl__short_conv_family, offsetof(nbl__short_conv, accumulate)},
     {&nbl__cross_entropy_family, offsetof(nbl__cross_entropy, accumulate)},
     {&nbl__expert_mlp_family, offsetof(nbl__expert_mlp, accumulate)},
 };

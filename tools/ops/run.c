@@ -67,8 +67,8 @@ static nbl_status int8_weight(run *r, const char *name, const nbl__stored *codes
                               nbl_weight *w)
 {
     bool fits = codes && codes->dtype == NBL_DTYPE_I8 && (codes->rank == 2 || codes->rank == 3);
-    NBL_CHECK(r->ctx, fits, NBL_ERROR_FORMAT, "%s: \"%s\" has scales (SCB), but is not a matrix of i8, or a stack",
-              r->op, name);
+    NBL_CHECK(r->ctx, fits, NBL_ERROR_FORMAT,
+              "%s: \"%s\" has scales (SCB), but is not a matrix of i8, or a stack", r->op, name);
     int64_t rows = codes->shape[0] * (codes->rank == 3 ? codes->shape[1] : 1);
     NBL_CHECK(r->ctx, scales->dtype == NBL_DTYPE_F32 && scales->elements == rows, NBL_ERROR_FORMAT,
               "%s: \"%s.SCB\" is not one f32 per row", r->op, name);
@@ -86,9 +86,10 @@ static nbl_status mxfp4_weight(run *r, const char *name, const nbl__stored *bloc
                 (scales->rank == 2 || scales->rank == 3) && blocks->rank == scales->rank + 1 &&
                 blocks->shape[scales->rank] == 16;
     for (int i = 0; fits && i < scales->rank; i++) fits = scales->shape[i] == blocks->shape[i];
-    NBL_CHECK(r->ctx, fits, NBL_ERROR_FORMAT,
-              "%s: \"%s_blocks\" [out, in/32, 16] and \"%s_scales\" [out, in/32], or stacks of such, do not fit",
-              r->op, name, name);
+    NBL_CHECK(
+        r->ctx, fits, NBL_ERROR_FORMAT,
+        "%s: \"%s_blocks\" [out, in/32, 16] and \"%s_scales\" [out, in/32], or stacks of such, do not fit",
+        r->op, name, name);
     *w = (nbl_weight){.format = NBL_FORMAT_MXFP4,
                       .dtype = NBL_DTYPE_BF16,
                       .rank = scales->rank,

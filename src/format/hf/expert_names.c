@@ -72,7 +72,8 @@ nbl_status nbl__expert_name_read(nbl__arena *arena, const char *stored, nbl__exp
     int stem = 0;
     int64_t expert = -1;
     const struct projection *p = find(stored, &stem, &expert);
-    *out = (nbl__expert_name){.name = stored, .expert = p ? expert : -1, .part = p ? p->part : NBL_EXPERT_WHOLE};
+    *out = (nbl__expert_name){
+        .name = stored, .expert = p ? expert : -1, .part = p ? p->part : NBL_EXPERT_WHOLE};
     if (p) out->name = nbl__arena_printf(arena, "%.*s%s", stem, stored, p->stack);
     if (out->name) out->name = renamed(arena, out->name);
     return out->name ? NBL_OK : NBL_ERROR_MEMORY;

@@ -174,8 +174,8 @@ static nbl_status join_layer(nbl__peft *p, int64_t at, nbl__peft_module *joined,
         l.experts = nbl__max_i64(l.experts, expert + 1);
     }
     NBL_CHECK(p->ctx, l.experts <= end - at, NBL_ERROR_FORMAT,
-              "%s: module \"%.*s\": adapters of %" PRId64 " experts, and the last is number %" PRId64, p->folder,
-              l.length, l.prefix, end - at, l.experts - 1);
+              "%s: module \"%.*s\": adapters of %" PRId64 " experts, and the last is number %" PRId64,
+              p->folder, l.length, l.prefix, end - at, l.experts - 1);
     for (int k = 0; k < PROJECTIONS; k++) {
         l.of[k] = nbl__arena_alloc(&p->arena, (size_t)l.experts * sizeof *l.of[k]);
         if (l.of[k] == NULL) return NBL_ERROR_MEMORY;
@@ -261,8 +261,7 @@ static nbl_status list_all(nbl__arena *arena, const renamed *table, const nbl__p
     int64_t n = 0;
     if (names == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < count; i++)
-        if (targets[i].kind == NBL_PEFT_LINEAR)
-            add_name(names, &n, nbl__peft_last_name(targets[i].path));
+        if (targets[i].kind == NBL_PEFT_LINEAR) add_name(names, &n, nbl__peft_last_name(targets[i].path));
     for (int i = 0; i < RENAMED; i++) add_name(names, &n, table[i].module);
     s->target.list = (nbl__peft_list){names, n};
     s->all_linear = false;
@@ -309,8 +308,8 @@ nbl_status nbl__peft_rewrite_experts(nbl__arena *arena, const char *where, const
     }
     if (!changed) return NBL_OK;
     NBL_CHECK(arena->ctx, halves[0] == halves[1], NBL_ERROR_UNSUPPORTED,
-              "%s: lora_target_modules has \"%s\" without \"%s\": experts have them in one parameter, %s", where,
-              table[halves[0] ? 1 : 2].module, table[halves[0] ? 2 : 1].module, gate_up);
+              "%s: lora_target_modules has \"%s\" without \"%s\": experts have them in one parameter, %s",
+              where, table[halves[0] ? 1 : 2].module, table[halves[0] ? 2 : 1].module, gate_up);
     for (int64_t i = 0; i < count; i++)
         for (int k = 1; k < RENAMED; k++)
             if (targets[i].kind == NBL_PEFT_LINEAR && ends_in(targets[i].path, table[k].module)) {

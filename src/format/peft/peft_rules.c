@@ -26,9 +26,10 @@
 #include <stdlib.h>
 
 #include "base/alloc.h"
+#include "format/hf/text_part.h"
 #include "format/peft/peft.h"
 
-enum { STEP_LIMIT = 200000, EXPRESSION_LIMIT = 65536, NAME_SIZE = 1024 };
+enum { STEP_LIMIT = 200000, EXPRESSION_LIMIT = 65536 };
 
 typedef struct expression {
     const char *option; /* for messages */
@@ -41,6 +42,7 @@ struct nbl__peft_rules {
     nbl__arena arena;
     const char *where;
     const nbl__peft_settings *settings;
+    const char *prefix; /* nbl__peft_rules_spell */
     pcre2_general_context *memory;
     pcre2_compile_context *compile;
     expression target, exclude;               /* code NULL: a list, or nothing */
@@ -187,6 +189,20 @@ void nbl__peft_rules_free(nbl__peft_rules *rules)
 
 /* ---- matching ---- */
 
+enum { PATH_SIZE = 1024 };
+
+void nbl__peft_rules_spell(nbl__peft_rules *rules, const char *prefix)
+{
+    rules->prefix = prefix;
+}
+
+/* The path as the settings name it. A path beyond PATH_SIZE stays as it is: no model has one. */
+static const char *spell(const nbl__peft_rules *r, const char *path, char memory[PATH_SIZE])
+{
+    const char *spelled = nbl__text_spell(r->prefix, path, memory, PATH_SIZE);
+    return spelled ? spelled : path;
+}
+
 /* Matches a path. *index (may be NULL): the number in the group idx; unchanged if there is none. */
 static nbl_status match(const nbl__peft_rules *r, const expression *e, const char *path, bool *matches,
                         int64_t *index)
@@ -256,26 +272,29 @@ static nbl_status is_in_layers(const nbl__peft_rules *r, const char *path, bool 
 
 bool nbl__peft_targets_parameter(const nbl__peft_rules *r, const char *name)
 {
+    char memory[PATH_SIZE];
+    name = spell(r, name, memory);
     return is_one_of(&r->parameters, name) || ends_in_one_of(&r->parameters, name);
 }
 
 /* The name of a module's matrix if target_parameters has it; else NULL. */
-static const char *parameter_of(const nbl__peft_rules *r, const char *path, char name[NAME_SIZE])
+static const char *parameter_of(const nbl__peft_rules *r, const char *path, char name[PATH_SIZE])
 {
     if (r->parameters.count == 0) return NULL;
     if (nbl__peft_targets_parameter(r, path)) return path; /* a stack of experts */
-    int length = snprintf(name, NAME_SIZE, "%s.weight", path);
-    return length < NAME_SIZE && nbl__peft_targets_parameter(r, name) ? name : NULL;
+    int length = snprintf(name, PATH_SIZE, "%s.weight", path);
+    return length < PATH_SIZE && nbl__peft_targets_parameter(r, name) ? name : NULL;
 }
 
 nbl_status nbl__peft_targets(const nbl__peft_rules *r, const char *path, nbl__peft_kind kind, bool *targeted)
 {
     const nbl__peft_settings *s = r->settings;
-    char name[NAME_SIZE];
+    char name[PATH_SIZE], memory[PATH_SIZE];
     bool excluded = false;
     /* target_parameters knows no exclusion. Nothing else chooses experts. */
     *targeted = kind != NBL_PEFT_OTHER && kind != NBL_PEFT_EMBEDDING && parameter_of(r, path, name) != NULL;
     if (*targeted || kind == NBL_PEFT_EXPERTS) return NBL_OK;
+    path = spell(r, path, memory);
     NBL_TRY(is_excluded(r, path, &excluded));
     if (excluded) return NBL_OK;
     if (s->all_linear) return *targeted = kind == NBL_PEFT_LINEAR, NBL_OK;
@@ -305,11 +324,11 @@ nbl_status nbl__peft_rank(const nbl__peft_rules *rules, const char *path, int64_
                           double *scale)
 {
     const nbl__peft_settings *s = rules->settings;
-    char name[NAME_SIZE];
+    char name[PATH_SIZE], memory[PATH_SIZE];
     const char *parameter = parameter_of(rules, path, name);
     double rank = (double)s->r;
+    path = spell(rules, parameter ? parameter : path, memory);
     *alpha = s->alpha;
-    if (parameter) path = parameter;
     NBL_TRY(find_pattern(rules, s->rank_pattern, rules->rank, s->rank_pattern_count, path, &rank));
     NBL_TRY(find_pattern(rules, s->alpha_pattern, rules->alpha, s->alpha_pattern_count, path, alpha));
     *r = (int64_t)rank;
@@ -320,6 +339,8 @@ nbl_status nbl__peft_rank(const nbl__peft_rules *rules, const char *path, int64_
 bool nbl__peft_saves(const nbl__peft_rules *rules, const char *path)
 {
     const nbl__peft_list *list = &rules->settings->modules_to_save;
+    char memory[PATH_SIZE];
+    path = spell(rules, path, memory);
     for (size_t end = strlen(path); end > 0;) { /* the module, then what it is part of */
         for (int64_t i = 0; i < list->count; i++) {
             size_t n = strlen(list->names[i]);
