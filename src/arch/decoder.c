@@ -38,12 +38,14 @@ static void make_inputs(nbl__build *b)
     }
 }
 
-/* cos and sin of the run's positions, computed once for all layers. */
+/* cos and sin of the run's positions, computed once for all layers. theta 0: the model has no such
+ * rope. */
 static nbl__rope_values make_table(nbl__build *b, const nbl__rope *rope)
 {
     nbl__rope resolved = *rope;
+    if (!(rope->theta > 0)) return (nbl__rope_values){0};
     resolved.rotary_dim = nbl__rope_dim(rope, b->d->head_dim);
-    return nbl__build_rope_table(b->g, "rope", b->positions, &resolved);
+    return nbl__build_rope_table(b->g, "rope", b->positions, b->cu_seqlens, &resolved);
 }
 
 static nbl__value embed(nbl__build *b)
@@ -135,7 +137,8 @@ nbl_status nbl__decoder_build(nbl__build *b)
     /* Inputs, RoPE tables and the embedding, then the layers, then norm and head. */
     make_inputs(b);
     b->rope = make_table(b, &d->rope);
-    if (d->local_rope.theta > 0) b->local_rope = make_table(b, &d->local_rope);
+    b->local_rope = make_table(b, &d->local_rope);
+    b->query_rope = make_table(b, &d->query_rope);
     nbl__residual h = {.addend = embed(b)};
     for (int64_t i = 0; i < d->layers && b->g->status == NBL_OK; i++) {
         snprintf(b->at, sizeof b->at, NBL_MODULE_LAYERS "%d.", (int)i);

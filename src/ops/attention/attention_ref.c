@@ -72,7 +72,7 @@ static row row_of(const nbl__attention *a, int64_t first, int64_t n, int64_t i, 
                  .q_at = ((first + i) * heads + h) * size,
                  .k_at = (first * key_heads + h / (heads / key_heads)) * size,
                  .k_step = key_heads * size,
-                 .span = nbl__attention_span(a->causal, a->window, i, n),
+                 .span = nbl__attention_span(NBL_MASK_OF(a), i, n),
                  .size = size,
                  .scale = nbl__attention_scale(a->scale, size),
                  .cap = (double)a->softcap};
@@ -87,7 +87,7 @@ static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     const nbl__attention *a = arguments;
-    NBL_TRY(nbl__attention_check_sequences(call, a));
+    NBL_TRY(nbl__check_cu_seqlens(call, &a->cu_seqlens, a->q.shape[0]));
     const int32_t *at = a->cu_seqlens.data;
     double *p = (double *)(void *)call->scratch, *s = p + a->q.shape[0];
     for (int64_t b = 0; b + 1 < a->cu_seqlens.shape[0]; b++)
@@ -159,7 +159,7 @@ static void backward_row(const nbl__attention *a, const row *r, int64_t h, const
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__attention *a = arguments;
-    NBL_TRY(nbl__attention_check_sequences(call, a));
+    NBL_TRY(nbl__check_cu_seqlens(call, &a->cu_seqlens, a->q.shape[0]));
     const int32_t *at = a->cu_seqlens.data;
     int64_t keys = nbl__tensor_elements(&a->k);
     sums z;
@@ -207,7 +207,7 @@ static nbl_status run_decode(const nbl__call *call, const void *arguments)
                      .q_at = (b * heads + h) * size,
                      .k_at = (b * cached * key_heads + h / (heads / key_heads)) * size,
                      .k_step = key_heads * size,
-                     .span = nbl__attention_span(true, a->window, length - 1, length),
+                     .span = nbl__attention_span(NBL_MASK_OF(a), length - 1, length),
                      .size = size,
                      .scale = nbl__attention_scale(a->scale, size),
                      .cap = (double)a->softcap,
