@@ -51,6 +51,13 @@ nbl__value nbl__build_mlp(nbl__graph *g, const char *name, nbl__value x,
 nbl__value nbl__build_gated(nbl__graph *g, const char *name, nbl__value gate, nbl__value up, nbl__act act,
                             nbl_dtype dtype);
 
+/* x·σ(gate); `gate` has the columns of x, or one for a whole row. */
+nbl__value nbl__build_sigmoid_gate(nbl__graph *g, const char *name, nbl__value x, nbl__value gate,
+                                   nbl_dtype dtype);
+/* Takes heads apart whose rows lie together (split_heads.h). *rest gets what the widths leave. */
+nbl__value nbl__build_split_heads(nbl__graph *g, const char *name, nbl__value x, int64_t heads,
+                                  const int64_t widths[3], nbl_dtype dtype, nbl__value *rest);
+
 /* ---- norms and RoPE ---- */
 
 typedef struct nbl__norm_options {
@@ -75,6 +82,10 @@ nbl__value nbl__build_rope(nbl__graph *g, const char *name, nbl__value x, nbl__r
 /* RMSNorm of each head, then RoPE. */
 nbl__value nbl__build_norm_rope(nbl__graph *g, const char *name, nbl__value x, nbl__value w,
                                 nbl__rope_values table, const nbl__norm_options *how);
+
+/* w ∘ rms(x) ∘ silu(gate) by head; x and gate are [tokens, heads, columns]. */
+nbl__value nbl__build_gated_norm(nbl__graph *g, const char *name, nbl__value x, nbl__value gate, nbl__value w,
+                                 float eps, nbl_dtype dtype);
 
 /* ---- attention ---- */
 

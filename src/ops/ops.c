@@ -286,22 +286,6 @@ nbl_status nbl__check_dims(nbl_context *ctx, const char *op, const char *name, c
     return NBL_OK;
 }
 
-nbl_status nbl__check_cu_seqlens(const nbl__call *call, const nbl_tensor *cu_seqlens, int64_t tokens)
-{
-    const int32_t *at = cu_seqlens->data;
-    int64_t last = cu_seqlens->shape[0] - 1;
-    NBL_CHECK(call->ctx, at[0] == 0, NBL_ERROR_ARGUMENT, "%s: cu_seqlens[0] is %" PRId32 ", not 0", call->op,
-              at[0]);
-    for (int64_t i = 1; i <= last; i++)
-        NBL_CHECK(call->ctx, at[i] >= at[i - 1], NBL_ERROR_ARGUMENT,
-                  "%s: cu_seqlens[%" PRId64 "] is %" PRId32 ", less than the %" PRId32 " before it", call->op,
-                  i, at[i], at[i - 1]);
-    NBL_CHECK(call->ctx, at[last] == tokens, NBL_ERROR_ARGUMENT,
-              "%s: cu_seqlens[%" PRId64 "] is %" PRId32 ", not the number of tokens, %" PRId64, call->op, last,
-              at[last], tokens);
-    return NBL_OK;
-}
-
 nbl_status nbl__check_matrix(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t,
                              int64_t rows, int64_t columns)
 {

@@ -330,9 +330,6 @@ nbl_status nbl__check_dims(nbl_context *ctx, const char *op, const char *name, c
  * 1. */
 nbl_status nbl__check_matrix(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t,
                              int64_t rows, int64_t columns);
-/* The data of a cu_seqlens i32 [sequences + 1]: from 0, non-decreasing, to `tokens`. For CPU
- * implementations, since infer reads no data. */
-nbl_status nbl__check_cu_seqlens(const nbl__call *call, const nbl_tensor *cu_seqlens, int64_t tokens);
 /* Gives an output the shape of `like`, with another last dimension and dtype. The
  * data pointer and the row stride stay. */
 void nbl__output_like(nbl_tensor *out, const nbl_tensor *like, int64_t last, nbl_dtype dtype);

@@ -7,6 +7,7 @@
 
 #include <math.h>
 
+#include "ops/common/sequences.h"
 #include "ops/families.h"
 
 double nbl__attention_scale(float scale, int64_t head_size)
@@ -62,6 +63,11 @@ static nbl_status check_indices(nbl_context *ctx, const char *op, const char *na
 
 /* ---- attention ---- */
 
+nbl_status nbl__attention_check_sequences(const nbl__call *call, const nbl__attention *a)
+{
+    return nbl__check_packing(call, &a->cu_seqlens, "q", a->q.shape[0]);
+}
+
 /* Checks what forward and backward share. k and v have the rows of q and its head size. */
 static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__attention *a)
 {
@@ -76,8 +82,7 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__atte
     NBL_TRY(nbl__check_dims(ctx, op, "k", &a->k, 3, keys));
     NBL_TRY(nbl__check_dims(ctx, op, "v", &a->v, 3, keys));
     NBL_TRY(check_heads(ctx, op, &a->q, &a->k, key_heads));
-    NBL_TRY(check_indices(ctx, op, "cu_seqlens", &a->cu_seqlens));
-    NBL_CHECK(ctx, a->cu_seqlens.shape[0] >= 1, NBL_ERROR_SHAPE, "%s: cu_seqlens is empty", op);
+    NBL_TRY(nbl__check_cu_seqlens(ctx, op, &a->cu_seqlens));
     NBL_TRY(check_sinks(ctx, op, &a->sinks, a->q.shape[1]));
     return check_numbers(ctx, op, a->scale, a->softcap, NBL_MASK_OF(a));
 }

@@ -80,8 +80,9 @@ nbl__attention_decode nbl__attention_of_step(const nbl__attention_step *a, const
 
 extern const nbl__impl nbl__attention_decode_ref;
 
-/* Checks the data of lengths, which infer does not read. Every CPU implementation
- * calls it first, as attention's call nbl__check_cu_seqlens(). */
+/* Checks that need the data, which infer does not read: cu_seqlens and lengths.
+ * Every CPU implementation calls them first. */
+nbl_status nbl__attention_check_sequences(const nbl__call *call, const nbl__attention *a);
 nbl_status nbl__attention_check_lengths(const nbl__call *call, const nbl__attention_decode *a);
 
 /* `scale`, or 1 / √D if it is 0. */

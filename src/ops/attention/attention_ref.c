@@ -87,7 +87,7 @@ static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     const nbl__attention *a = arguments;
-    NBL_TRY(nbl__check_cu_seqlens(call, &a->cu_seqlens, a->q.shape[0]));
+    NBL_TRY(nbl__attention_check_sequences(call, a));
     const int32_t *at = a->cu_seqlens.data;
     double *p = (double *)(void *)call->scratch, *s = p + a->q.shape[0];
     for (int64_t b = 0; b + 1 < a->cu_seqlens.shape[0]; b++)
@@ -159,7 +159,7 @@ static void backward_row(const nbl__attention *a, const row *r, int64_t h, const
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__attention *a = arguments;
-    NBL_TRY(nbl__check_cu_seqlens(call, &a->cu_seqlens, a->q.shape[0]));
+    NBL_TRY(nbl__attention_check_sequences(call, a));
     const int32_t *at = a->cu_seqlens.data;
     int64_t keys = nbl__tensor_elements(&a->k);
     sums z;

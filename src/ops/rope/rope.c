@@ -3,6 +3,7 @@
  * are no attribute (scaling) come from the model's configuration. */
 #include "ops/rope/rope.h"
 
+#include "ops/common/sequences.h"
 #include "ops/families.h"
 
 /* rotary_dim is even, because it is pairs, and fits into a head. */
@@ -24,12 +25,7 @@ static nbl_status infer_table(nbl_context *ctx, void *arguments)
     NBL_TRY(check_dim(ctx, op, a->rope.rotary_dim, INT32_MAX));
     NBL_TRY(nbl__rope_check_dim(ctx, op, &a->rope, a->rope.rotary_dim));
     NBL_TRY(nbl__check_dtype(ctx, op, "positions", &a->positions, NBL_DTYPE_I32));
-    if (nbl__has_data(&a->cu_seqlens)) {
-        NBL_TRY(nbl__check_dtype(ctx, op, "cu_seqlens", &a->cu_seqlens, NBL_DTYPE_I32));
-        NBL_CHECK(ctx, a->cu_seqlens.rank == 1 && a->cu_seqlens.shape[0] >= 1, NBL_ERROR_SHAPE,
-                  "%s: cu_seqlens is %s, not [sequences + 1]", op,
-                  nbl__show_shape(a->cu_seqlens.rank, a->cu_seqlens.shape).text);
-    }
+    if (nbl__has_data(&a->cu_seqlens)) NBL_TRY(nbl__check_cu_seqlens(ctx, op, &a->cu_seqlens));
     int64_t tokens = nbl__tensor_elements(&a->positions);
     nbl__output_vector(&a->cos, NBL_DTYPE_F32, 2, tokens, a->rope.rotary_dim / 2);
     nbl__output_vector(&a->sin, NBL_DTYPE_F32, 2, tokens, a->rope.rotary_dim / 2);

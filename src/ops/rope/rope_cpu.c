@@ -10,6 +10,7 @@
 #if defined(__x86_64__)
 
 #include "ops/common/rows.h"
+#include "ops/common/sequences.h"
 #include "ops/common/vmath.h"
 
 /* cos, sin [tokens, half] from positions [tokens] and frequencies [half]. */
@@ -111,7 +112,7 @@ static nbl_status run_table(const nbl__call *call, const void *arguments, const 
 {
     const nbl__rope_table *a = arguments;
     if (nbl__has_data(&a->cu_seqlens))
-        NBL_TRY(nbl__check_cu_seqlens(call, &a->cu_seqlens, nbl__tensor_elements(&a->positions)));
+        NBL_TRY(nbl__check_packing(call, &a->cu_seqlens, "positions", nbl__tensor_elements(&a->positions)));
     return make_table(call->ctx, a, (float *)(void *)call->scratch, a->cos.data, a->sin.data, k->table);
 }
 

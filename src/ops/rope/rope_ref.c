@@ -3,6 +3,7 @@
  * without a table. */
 #include <math.h>
 
+#include "ops/common/sequences.h"
 #include "ops/ref.h"
 #include "ops/rope/rope.h"
 
@@ -20,7 +21,7 @@ static nbl_status run_table(const nbl__call *call, const void *arguments)
     float *frequencies = (float *)(void *)call->scratch, scaling;
     const int32_t *positions = a->positions.data;
     if (nbl__has_data(&a->cu_seqlens))
-        NBL_TRY(nbl__check_cu_seqlens(call, &a->cu_seqlens, nbl__tensor_elements(&a->positions)));
+        NBL_TRY(nbl__check_packing(call, &a->cu_seqlens, "positions", nbl__tensor_elements(&a->positions)));
     for (nbl__rope_run run = {0}; nbl__rope_next_run(a, &run);) {
         nbl__rope_frequencies(&a->rope, 2 * half, run.length, frequencies, &scaling);
         for (int64_t t = run.first; t < run.end; t++) {

@@ -140,7 +140,7 @@ static void find_blocks(run_state *s)
     const int32_t *at = job->a->cu_seqlens.data;
     for (int64_t b = 0; b + 1 < job->a->cu_seqlens.shape[0]; b++) {
         int64_t n = at[b + 1] - at[b], base = job->block_count;
-        assert(n >= 0 && at[b + 1] <= job->tokens); /* nbl__check_cu_seqlens */
+        assert(n >= 0 && at[b + 1] <= job->tokens); /* nbl__attention_check_sequences */
         for (int64_t i = 0; i < n; i += NBL_ATTENTION_BLOCK)
             job->blocks[job->block_count++] = (nbl__attention_block){at[b], n, i, base};
     }
@@ -212,7 +212,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     const nbl__attention *a = arguments;
     run_state s;
-    NBL_TRY(nbl__check_cu_seqlens(call, &a->cu_seqlens, a->q.shape[0]));
+    NBL_TRY(nbl__attention_check_sequences(call, a));
     layout(call->ctx, arguments, false, call->scratch, &s);
     find_blocks(&s);
     NBL_TRY(nbl__team_run(call->ctx, s.job.block_count * s.job.key_heads, pack_keys, &s, NULL));
@@ -223,7 +223,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__attention *a = arguments;
     run_state s;
-    NBL_TRY(nbl__check_cu_seqlens(call, &a->cu_seqlens, a->q.shape[0]));
+    NBL_TRY(nbl__attention_check_sequences(call, a));
     layout(call->ctx, arguments, true, call->scratch, &s);
     find_blocks(&s);
     NBL_TRY(nbl__team_run(call->ctx, s.job.block_count * s.job.heads, pack_queries, &s, NULL));
