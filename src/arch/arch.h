@@ -77,6 +77,10 @@ NBL_ARCHS(ARCH_DECLARATION)
  * and with NBL_ERROR_FORMAT for a value of the wrong type or range. */
 nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__json *config, nbl__decoder *d);
 
+/* True if the keys of a sequence rotate otherwise when it grows from `length` tokens to one more: cached
+ * keys are then of no use. */
+bool nbl__decoder_restarts(const nbl__decoder *d, int64_t length);
+
 /* ---- keys.c: one call per key; a key that was never asked for is an error in the end ---- */
 
 typedef struct nbl__config_keys {

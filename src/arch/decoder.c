@@ -48,6 +48,15 @@ static nbl__rope_values make_table(nbl__build *b, const nbl__rope *rope)
     return nbl__build_rope_table(b->g, "rope", b->positions, b->cu_seqlens, &resolved);
 }
 
+bool nbl__decoder_restarts(const nbl__decoder *d, int64_t length)
+{
+    const nbl__rope *ropes[] = {&d->rope, &d->local_rope};
+    for (int i = 0; i < 2; i++)
+        if (nbl__rope_length_class(ropes[i], length) != nbl__rope_length_class(ropes[i], length + 1))
+            return true;
+    return false;
+}
+
 static nbl__value embed(nbl__build *b)
 {
     const nbl__decoder *d = b->d;

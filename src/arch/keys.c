@@ -177,7 +177,8 @@ static nbl_status read_ropes_by_type(nbl__config_keys *k, nbl__decoder *d, const
     const nbl__json *full = nbl__json_get(parameters, "full_attention");
     const nbl__json *sliding = nbl__json_get(parameters, "sliding_attention");
     NBL_CHECK(k->ctx, parameters->count == (full != NULL) + (sliding != NULL), NBL_ERROR_FORMAT,
-              "%s: rope_parameters has other layer types than full_attention and sliding_attention", k->where);
+              "%s: rope_parameters has other layer types than full_attention and sliding_attention",
+              k->where);
     NBL_TRY(nbl__rope_read_scaling(k->ctx, full, &d->rope));
     NBL_TRY(nbl__rope_read_scaling(k->ctx, sliding, &d->local_rope));
     NBL_TRY(nbl__keys_check_rope(k, d, &d->local_rope));
@@ -195,7 +196,8 @@ static nbl_status read_rope(nbl__config_keys *k, nbl__decoder *d)
 {
     /* Keys outside of rope_parameters are defaults for those inside. */
     const nbl__json *parameters = nbl__key(k, "rope_parameters"), *scaling = nbl__key(k, "rope_scaling");
-    bool by_type = nbl__json_get(parameters, "full_attention") || nbl__json_get(parameters, "sliding_attention");
+    bool by_type = nbl__json_get(parameters, "full_attention") ||
+                   nbl__json_get(parameters, "sliding_attention");
     float theta = d->rope.theta > 0 ? d->rope.theta : 10000, local = d->local_rope.theta;
     bool two_ropes = local > 0;
     NBL_TRY(nbl__key_float_or(k, "rope_theta", (double)theta, &d->rope.theta));

@@ -278,9 +278,9 @@ nbl__value nbl__part_attention(nbl__build *b, nbl__qkv x, int64_t layer, const n
     x.k = rotated(b, x.k, d->kv_heads, "self_attn.k_proj", how->qk_norm ? "self_attn.k_norm" : NULL,
                   fuses_rope_attention ? none : keys);
     x.v = nbl__graph_view(b->g, x.v, d->kv_heads, d->head_dim);
-    nbl__value out = fuses_rope_attention ? nbl__build_attention_step(b->g, name, x.q, x.k, x.v, keys.table,
-                                                                      cache, &options)
-                                          : attend(b, x, cache, name, &options);
+    nbl__value out = fuses_rope_attention
+                         ? nbl__build_attention_step(b->g, name, x.q, x.k, x.v, keys.table, cache, &options)
+                         : attend(b, x, cache, name, &options);
     /* Back to [tokens, heads · head_dim], for o_proj. */
     return nbl__graph_view(b->g, out, d->heads * d->head_dim, 0);
 }

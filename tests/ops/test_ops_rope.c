@@ -9,10 +9,11 @@
 
 /* short factors 1 + i / 10, long ones 1.5 + 2.5·i */
 #define LONGROPE                                                                                             \
-    "{\"type\": \"longrope\", \"original_max_position_embeddings\": 4096, \"short_factor\": [1, 1.1, 1.2, 1.3, " \
-    "1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8, 2.9, 3, 3.1, 3.2, 3.3, 3.4, "   \
+    "{\"type\": \"longrope\", \"original_max_position_embeddings\": 4096, \"short_factor\": [1, 1.1, 1.2, "  \
+    "1.3, "                                                                                                  \
+    "1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8, 2.9, 3, 3.1, 3.2, 3.3, 3.4, "  \
     "3.5, 3.6, 3.7, 3.8, 3.9, 4, 4.1], \"long_factor\": [1.5, 4, 6.5, 9, 11.5, 14, 16.5, 19, 21.5, 24, "     \
-    "26.5, 29, 31.5, 34, 36.5, 39, 41.5, 44, 46.5, 49, 51.5, 54, 56.5, 59, 61.5, 64, 66.5, 69, 71.5, 74, "    \
+    "26.5, 29, 31.5, 34, 36.5, 39, 41.5, 44, 46.5, 49, 51.5, 54, 56.5, 59, 61.5, 64, 66.5, 69, 71.5, 74, "   \
     "76.5, 79]}"
 
 static const struct {
@@ -424,7 +425,8 @@ static void mismatches_name_operator_tensor_dtypes_and_shapes(void **state)
     REFUSED((a.cos = good.x, a.sin = good.x), NBL_ERROR_SHAPE, "cos", "[4, 2, 32]", "16");
     REFUSED(a.dy.shape[1] = 3, NBL_ERROR_SHAPE, "dy", "[4, 3, 32]");
     REFUSED(a.rope.theta = 0, NBL_ERROR_ARGUMENT, "theta");
-    REFUSED((a.rope.kind = NBL_ROPE_DYNAMIC, a.rope.max_position_embeddings = 9), NBL_ERROR_ARGUMENT, "rope_table");
+    REFUSED((a.rope.kind = NBL_ROPE_DYNAMIC, a.rope.max_position_embeddings = 9), NBL_ERROR_ARGUMENT,
+            "rope_table");
 #undef REFUSED
     free_rope(&good);
     nbl_context_destroy(ctx);

@@ -58,7 +58,7 @@ frequencies frequencies_of(const nbl__rope *rope, int64_t half)
     }
     if (rope->kind == NBL_ROPE_DYNAMIC) {
         f.border = static_cast<int>(rope->max_position_embeddings < INT_MAX ? rope->max_position_embeddings
-                                                                           : INT_MAX);
+                                                                            : INT_MAX);
         f.theta = rope->rope_theta != 0 ? rope->rope_theta : rope->theta;
         f.factor = rope->factor;
         f.power = static_cast<double>(half) / static_cast<double>(half - 1);
@@ -271,7 +271,8 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) rotate_b
 }
 
 template <typename T, int N>
-__global__ void __launch_bounds__(THREADS) rotate_by_position(rope_args a, const __grid_constant__ frequencies f)
+__global__ void __launch_bounds__(THREADS)
+    rotate_by_position(rope_args a, const __grid_constant__ frequencies f)
 {
     extern __shared__ __align__(16) float cos_sin[];
     fill_angles(a, &f, cos_sin, cos_sin + a.half);
@@ -323,15 +324,15 @@ nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_ten
     int64_t heads = a->x.shape[a->x.rank - 2], count = a->dtype == NBL_DTYPE_F32 ? 4 : 8;
     rope_rows_args t = {};
     static_cast<rope_args &>(t) = {from->data,
-                              to->data,
-                              static_cast<const float *>(a->cos.data),
-                              static_cast<const float *>(a->sin.data),
-                              static_cast<const int32_t *>(a->positions.data),
-                              static_cast<int>(heads),
-                              static_cast<int>(columns),
-                              static_cast<int>(half),
-                              sign,
-                              a->rope.interleaved};
+                                   to->data,
+                                   static_cast<const float *>(a->cos.data),
+                                   static_cast<const float *>(a->sin.data),
+                                   static_cast<const int32_t *>(a->positions.data),
+                                   static_cast<int>(heads),
+                                   static_cast<int>(columns),
+                                   static_cast<int>(half),
+                                   sign,
+                                   a->rope.interleaved};
     t.from_stride = nbl__token_stride(from);
     t.to_stride = nbl__token_stride(to);
     bool strided = nbl__is_strided(from) || nbl__is_strided(to);

@@ -49,14 +49,12 @@ static nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const 
     for (int64_t r = 0; r < rows; r++) {
         int64_t t = r / heads;
         double factor = (double)scaling;
-        if (!table)
-            factor *= nbl__rope_query_scale(&a->rope, ((const int32_t *)a->positions.data)[t]);
+        if (!table) factor *= nbl__rope_query_scale(&a->rope, ((const int32_t *)a->positions.data)[t]);
         for (int64_t i = 0; i < half; i++) {
             double angle = table ? 0
                                  : (double)((const int32_t *)a->positions.data)[t] * (double)frequencies[i];
             /* c_own and s_own: rounded as a table would hold them */
-            float c_own = (float)(cos(angle) * factor),
-                  s_own = (float)(sin(angle) * factor);
+            float c_own = (float)(cos(angle) * factor), s_own = (float)(sin(angle) * factor);
             double c = table ? nbl__ref_get(&a->cos, t * half + i) : (double)c_own;
             double s = sign * (table ? nbl__ref_get(&a->sin, t * half + i) : (double)s_own);
             int64_t at = r * columns + i * step;

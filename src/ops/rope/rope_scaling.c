@@ -49,10 +49,11 @@ static nbl_status read_kind(nbl_context *ctx, const nbl__json *object, nbl__rope
         rope->kind = (nbl__rope_kind)i;
         return NBL_OK;
     }
-    return nbl__fail(ctx, NBL_ERROR_UNSUPPORTED,
-                     "rope scaling: rope_type \"%s\" is not default, linear, llama3, yarn, dynamic, longrope or "
-                     "proportional",
-                     value->string);
+    return nbl__fail(
+        ctx, NBL_ERROR_UNSUPPORTED,
+        "rope scaling: rope_type \"%s\" is not default, linear, llama3, yarn, dynamic, longrope or "
+        "proportional",
+        value->string);
 }
 
 /* A list of positive numbers, which stays where it is. */
@@ -63,7 +64,8 @@ static nbl_status read_factors(nbl_context *ctx, const nbl__json *list, const nb
         double number = 0;
         positive = nbl__json_number(&list->items[i], &number) && (float)number > 0 && isfinite((float)number);
     }
-    NBL_CHECK(ctx, positive, NBL_ERROR_FORMAT, "rope scaling: %s is not a list of positive numbers", list->key);
+    NBL_CHECK(ctx, positive, NBL_ERROR_FORMAT, "rope scaling: %s is not a list of positive numbers",
+              list->key);
     *factors = list;
     return NBL_OK;
 }
