@@ -15,6 +15,7 @@
     X(phi3)                                                                                                  \
     X(smollm3)                                                                                               \
     X(ministral)                                                                                             \
-    X(ministral3)
+    X(ministral3)                                                                                            \
+    X(qwen3_5)
 
 #endif

@@ -16,6 +16,13 @@ static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
     float scalar;
     int64_t pattern;
     bool bidirectional;
+    /* Folders with vision leave out what these sizes say. */
+    d->vocabulary = 262208;
+    d->hidden = 2304;
+    d->inner = 9216;
+    d->layers = 26;
+    d->heads = 8;
+    d->positions = 131072;
     d->head_dim = 256;
     d->kv_heads = 4;
     d->positions = 131072;

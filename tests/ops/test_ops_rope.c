@@ -185,7 +185,7 @@ static void what_is_not_known_is_refused_by_name(void **state)
         {"{\"rope_type\": \"longrope\", \"long_factor\": [1, 0]}", "long_factor"},
         {"{\"rope_type\": \"longrope\", \"long_factor\": [\"1\"]}", "long_factor"},
         {"{\"type\": \"mrope\"}", "mrope"},
-        {"{\"rope_type\": \"default\", \"mrope_section\": [1, 2]}", "mrope_section"},
+        {"{\"rope_type\": \"default\", \"mrope_of_mine\": [1, 2]}", "mrope_of_mine"},
         {"{\"rope_type\": \"yarn\", \"llama_4_scaling_beta\": \"0.1\"}", "llama_4_scaling_beta"},
         {"{\"rope_type\": 3}", "rope_type"},
         {"{\"rope_type\": \"linear\", \"factor\": \"four\"}", "factor"},
