@@ -75,6 +75,7 @@ check() (
             complain "docs/ARCH-HOWTO.md has no row for the architecture $arch with the model_type '$type'"
         # "qwen3" is in "Qwen 2 and 3", "qwen3_moe" in "Qwen 2-MoE and 3-MoE".
         name=${arch%%[0-9]*} number=${arch#"${arch%%[0-9]*}"}
+        # Of "qwen3_5" it is "Qwen 3.5": one character stands for "_".
         name=${name//_/?} number=${number//_/?}
         [[ $compared == *$name*$number* ]] || complain "README.md: the row of model architectures has no $arch"
     done

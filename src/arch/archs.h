@@ -13,6 +13,10 @@
     X(gemma2)                                                                                                \
     X(gemma3)                                                                                                \
     X(phi3)                                                                                                  \
+    X(smollm3)                                                                                               \
+    X(ministral)                                                                                             \
+    X(ministral3)                                                                                            \
+    X(qwen3_5)                                                                                               \
     X(mixtral)                                                                                               \
     X(qwen2_moe)                                                                                             \
     X(qwen3_moe)                                                                                             \

@@ -47,6 +47,7 @@ typedef enum nbl__weight_role {
     NBL_WEIGHT_ROUTER,    /* hidden states to logits of experts; never quantized */
     NBL_WEIGHT_EXPERTS,   /* a stack of matrices, one per expert */
     NBL_WEIGHT_NORM,
+    NBL_WEIGHT_RECURRENT, /* of a recurrence: its convolution, its decays */
     NBL_WEIGHT_BIAS,
     NBL_WEIGHT_SINKS, /* logits of heads that join attention's softmax */
     NBL_WEIGHT_LORA_A,
