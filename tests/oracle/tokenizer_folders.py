@@ -6,8 +6,6 @@ import json
 import random
 import tempfile
 
-import bpe_openai
-
 TEXT = """The quick brown fox jumps over the lazy dog. In 1984, 3 of 27 towns had no train; it's theirs, we'll see.
 Grüße aus Köln, ça va? Привет, мир! 你好，世界。 こんにちは 😀 naïve café\tdef main(argc, argv):\n    return argc + 42
 """
@@ -15,6 +13,8 @@ Grüße aus Köln, ça va? Привет, мир! 你好，世界。 こんにち
 
 def o200k(count):
     """The first ranks of o200k: bytes by rank."""
+    import bpe_openai
+
     encoding = bpe_openai.get_encoding("o200k_base")
     return [bytes(encoding.decode_single_token_bytes(i)) for i in range(count)]
 

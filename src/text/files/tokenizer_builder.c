@@ -149,7 +149,9 @@ void nbl__builder_add(nbl__tokenizer_builder *b, const nbl__added_entry *entry)
         if (id > b->max_added) b->max_added = id;
         nbl__vocab_add(&b->added, text.text, text.size, (int32_t)index);
     }
+    bool special = entry->special || b->entries[index].special; /* once special, it stays so */
     b->entries[index] = *entry;
+    b->entries[index].special = special;
     b->entries[index].id = id;
 }
 

@@ -60,8 +60,8 @@ void nbl__builder_put_string(nbl__tokenizer_builder *builder, nbl__slice text);
 /* Makes room for `count` added tokens besides those of the settings. Call it once, before the
  * first. */
 nbl_status nbl__builder_reserve(nbl__tokenizer_builder *builder, int64_t count);
-/* Adds a token, as tokenizers' add_tokens does: a token of the same content gets the new flags; else
- * the id is that of the model, or the next free one. */
+/* Adds a token, as tokenizers' add_tokens does: a token of the same content gets the new flags, but
+ * stays special if it was; else the id is that of the model, or the next free one. */
 void nbl__builder_add(nbl__tokenizer_builder *builder, const nbl__added_entry *entry);
 
 /* Adds the tokens of the settings, and writes "added_tokens" and "post_processor". */
