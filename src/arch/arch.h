@@ -46,6 +46,13 @@ typedef struct nbl__decoder {
     int64_t window;
     /* layers with a sliding window */
     bool sliding[NBL_MAX_LAYERS];
+    /* layers with the gated delta rule instead of softmax attention, and its sizes */
+    bool recurrent[NBL_MAX_LAYERS];
+    struct {
+        int64_t key_heads, value_heads, key_dim, value_dim; /* of a head */
+        int64_t taps;                                       /* weights of a channel of the convolution */
+    } delta;
+    bool partial_rotary;  /* the architecture may rotate a part of a head */
     nbl__rope rope;       /* of full layers; also of sliding ones if local_rope.theta is 0 */
     nbl__rope local_rope; /* of sliding layers; theta 0: use `rope` */
 } nbl__decoder;
@@ -74,7 +81,7 @@ nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__jso
 
 typedef struct nbl__config_keys {
     nbl_context *ctx;
-    const char *where;
+    const char *where, *model_type;
     const nbl__json *config;
     bool *used; /* [config->count] true: a reader has asked for this key */
 } nbl__config_keys;
@@ -100,6 +107,10 @@ nbl_status nbl__keys_layer_types(nbl__config_keys *k, nbl__decoder *d,
 
 /* Qwen: sliding_window counts only if use_sliding_window is true, and then needs layer_types. */
 nbl_status nbl__keys_sliding_window(nbl__config_keys *k, nbl__decoder *d);
+
+/* Keys of hybrid decoders (keys_recurrent.c): fills d->recurrent from layer_types or
+ * full_attention_interval, and d->delta. Call it after nbl__keys_common. */
+nbl_status nbl__keys_recurrent(nbl__config_keys *k, nbl__decoder *d);
 
 /* ---- building ---- */
 
@@ -167,8 +178,11 @@ typedef struct nbl__build {
      *     lengths         [sequences]      DECODE: tokens in the cache
      */
     nbl__value ids, positions, cu_seqlens, labels, rows, last, lengths, dloss, denominator;
-    /* [layers] KV caches [sequences, cache_size, kv_heads, head_dim]; states */
+    /* [layers] KV caches [sequences, cache_size, kv_heads, head_dim]; states. 0: a recurrent layer */
     nbl__value *k_cache, *v_cache;
+    /* [layers] of recurrent layers: [sequences, taps - 1, channels] and f32 [sequences, value_heads,
+     * key_dim, value_dim]; states. NULL: there are no such layers */
+    nbl__value *conv_state, *delta_state;
     bool argmax;             /* the result is the index of the largest logit, not the logits */
     nbl__value loss, logits; /* results */
     /* results with `argmax`: index of the largest logit, non-finite flag (argmax.h) */

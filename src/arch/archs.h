@@ -12,6 +12,7 @@
     X(qwen3)                                                                                                 \
     X(gemma2)                                                                                                \
     X(gemma3)                                                                                                \
-    X(phi3)
+    X(phi3)                                                                                                  \
+    X(qwen3_5)
 
 #endif

@@ -21,6 +21,13 @@ static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
     float scalar;
     int64_t pattern;
     bool bidirectional;
+    /* Folders with vision leave out what these sizes say. */
+    d->vocabulary = 262208;
+    d->hidden = 2304;
+    d->inner = 9216;
+    d->layers = 26;
+    d->heads = 8;
+    d->positions = 131072;
     d->head_dim = 256;
     d->act = NBL_ACT_GELU_TANH;
     d->norm_offset = 1;

@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "format/hf/text_part.h"
 #include "ops/linear/mlp.h"
 
 /* Keys about generation, training, files, or the library that wrote the config. */
@@ -144,11 +145,11 @@ static nbl_status read_act(nbl__config_keys *k, const char *key, nbl__decoder *d
 
 /* Checks the RoPE parameters. Partial rotary is refused: transformers does not have it for these
  * architectures. */
-static nbl_status check_rope(nbl__config_keys *k, const nbl__rope *rope)
+static nbl_status check_rope(nbl__config_keys *k, const nbl__decoder *d, const nbl__rope *rope)
 {
     bool whole = rope->partial_rotary_factor == 0 || rope->partial_rotary_factor == 1;
-    NBL_CHECK(k->ctx, whole, NBL_ERROR_UNSUPPORTED, "%s: partial_rotary_factor %g is not supported", k->where,
-              rope->partial_rotary_factor);
+    NBL_CHECK(k->ctx, whole || d->partial_rotary, NBL_ERROR_UNSUPPORTED,
+              "%s: partial_rotary_factor %g is not supported", k->where, rope->partial_rotary_factor);
     nbl_status status = nbl__rope_check(k->ctx, k->where, rope);
     return status == NBL_ERROR_ARGUMENT ? NBL_ERROR_FORMAT : status;
 }
@@ -168,7 +169,7 @@ static nbl_status read_rope(nbl__config_keys *k, nbl__decoder *d)
     const nbl__json *sliding = nbl__json_get(parameters, "sliding_attention");
     NBL_TRY(nbl__key_float_or(k, "rope_theta", 10000, &theta));
     NBL_TRY(nbl__key_float_or(k, "rope_local_base_freq", 0, &local));
-    NBL_TRY(nbl__key_float_or(k, "partial_rotary_factor", 0, &partial));
+    NBL_TRY(nbl__key_float_or(k, "partial_rotary_factor", d->rope.partial_rotary_factor, &partial));
     d->rope.theta = theta;
     d->rope.partial_rotary_factor = (double)partial;
     d->rope.max_position_embeddings = d->positions;
@@ -180,12 +181,12 @@ static nbl_status read_rope(nbl__config_keys *k, nbl__decoder *d)
         d->local_rope = d->rope;
         NBL_TRY(nbl__rope_read_scaling(k->ctx, full, &d->rope));
         NBL_TRY(nbl__rope_read_scaling(k->ctx, sliding, &d->local_rope));
-        NBL_TRY(check_rope(k, &d->local_rope));
-        return check_rope(k, &d->rope);
+        NBL_TRY(check_rope(k, d, &d->local_rope));
+        return check_rope(k, d, &d->rope);
     }
     NBL_TRY(nbl__rope_read_scaling(k->ctx, parameters ? parameters : scaling, &d->rope));
     if (local > 0) d->local_rope = (nbl__rope){.theta = local, .max_position_embeddings = d->positions};
-    return check_rope(k, &d->rope);
+    return check_rope(k, d, &d->rope);
 }
 
 /* Reads pad_token_id: torch's Embedding never trains the row padding_idx. Negative ids count
@@ -200,13 +201,19 @@ static void read_padding(nbl__config_keys *k, nbl__decoder *d)
     d->padding = id >= 0 && id < (double)d->vocabulary ? (int64_t)id : -1;
 }
 
+/* A size that the architecture may have a default for, in *value; 0: it is required. */
+static nbl_status size_or_default(nbl__config_keys *k, const char *name, int64_t *value)
+{
+    return *value ? nbl__key_size_or(k, name, *value, value) : nbl__key_size(k, name, value);
+}
+
 nbl_status nbl__keys_common(nbl__config_keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default)
 {
-    NBL_TRY(nbl__key_size(k, "vocab_size", &d->vocabulary));
-    NBL_TRY(nbl__key_size(k, "hidden_size", &d->hidden));
-    NBL_TRY(nbl__key_size(k, "intermediate_size", &d->inner));
-    NBL_TRY(nbl__key_size(k, "num_hidden_layers", &d->layers));
-    NBL_TRY(nbl__key_size(k, "num_attention_heads", &d->heads));
+    NBL_TRY(size_or_default(k, "vocab_size", &d->vocabulary));
+    NBL_TRY(size_or_default(k, "hidden_size", &d->hidden));
+    NBL_TRY(size_or_default(k, "intermediate_size", &d->inner));
+    NBL_TRY(size_or_default(k, "num_hidden_layers", &d->layers));
+    NBL_TRY(size_or_default(k, "num_attention_heads", &d->heads));
     NBL_TRY(nbl__key_size_or(k, "num_key_value_heads", d->heads, &d->kv_heads));
     NBL_TRY(nbl__key_size_or(k, "head_dim", d->head_dim ? d->head_dim : d->hidden / d->heads, &d->head_dim));
     NBL_TRY(
@@ -269,7 +276,7 @@ static nbl_status refuse_leftovers(const nbl__config_keys *k)
         for (size_t p = 0; !known && p < sizeof passed_over / sizeof *passed_over; p++)
             known = strcmp(passed_over[p], it->key) == 0;
         NBL_CHECK(k->ctx, known, NBL_ERROR_UNSUPPORTED, "%s: the key %s is not understood for model_type %s",
-                  k->where, it->key, nbl__json_text(k->config, "model_type"));
+                  k->where, it->key, k->model_type);
     }
     return NBL_OK;
 }
@@ -277,8 +284,11 @@ static nbl_status refuse_leftovers(const nbl__config_keys *k)
 /* dtype or torch_dtype; f32 if absent or unknown. */
 static void read_dtype(const nbl__json *config, nbl__decoder *d)
 {
+    const nbl__json *text = nbl__text_config(config);
     const char *name = nbl__json_text(config, "dtype");
     if (name == NULL) name = nbl__json_text(config, "torch_dtype");
+    if (name == NULL) name = nbl__json_text(text, "dtype");
+    if (name == NULL) name = nbl__json_text(text, "torch_dtype");
     if (name == NULL || !nbl__dtype_from_torch_name(name, &d->dtype)) d->dtype = NBL_DTYPE_F32;
 }
 
@@ -295,25 +305,38 @@ static nbl_status unknown_type(nbl_context *ctx, const char *where, const char *
     return nbl__hint(ctx, status, "nibble runs %s", known);
 }
 
-nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__json *config, nbl__decoder *d)
+/* Reads the config of a text model. type: its model_type. */
+static nbl_status read_text_config(nbl_context *ctx, const char *where, const char *type,
+                                   const nbl__json *config, nbl__decoder *d)
 {
 #define ARCH_ADDRESS(name) &nbl__##name,
     static const nbl__arch *const archs[] = {NBL_ARCHS(ARCH_ADDRESS)};
 #undef ARCH_ADDRESS
-    const char *type = nbl__json_text(config, "model_type");
-    memset(d, 0, sizeof *d);
-    d->embedding_scale = 1;
-    d->padding = -1;
     NBL_CHECK(ctx, type, NBL_ERROR_FORMAT, "%s: no model_type", where);
     for (size_t i = 0; i < sizeof archs / sizeof *archs && d->arch == NULL; i++)
         if (strcmp(archs[i]->model_type, type) == 0) d->arch = archs[i];
     if (d->arch == NULL) return unknown_type(ctx, where, type, archs, sizeof archs / sizeof *archs);
     /* `used` marks every key that the reader asks for; the rest is checked afterwards. */
     nbl__arena arena = nbl__arena_make(ctx);
-    nbl__config_keys keys = {ctx, where, config, nbl__arena_alloc(&arena, (size_t)config->count + 1)};
+    nbl__config_keys keys = {ctx, where, type, config, nbl__arena_alloc(&arena, (size_t)config->count + 1)};
     nbl_status status = keys.used ? d->arch->read(&keys, d) : NBL_ERROR_MEMORY;
     if (status == NBL_OK) status = refuse_leftovers(&keys);
-    read_dtype(config, d);
     nbl__arena_free(&arena);
     return status;
+}
+
+nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__json *config, nbl__decoder *d)
+{
+    const nbl__text_part *part = nbl__text_part_of(config);
+    const nbl__json *text = nbl__text_config(config), *tied = nbl__json_get(config, "tie_word_embeddings");
+    const char *type = nbl__json_text(text, "model_type");
+    memset(d, 0, sizeof *d);
+    d->embedding_scale = 1;
+    d->padding = -1;
+    if (type == NULL && part) type = part->text_type;
+    NBL_TRY(read_text_config(ctx, where, type, text, d));
+    /* The outer model owns the head, so its key decides. */
+    if (text != config) d->tied = tied ? nbl__json_is(tied, NBL_JSON_TRUE) : part->tied;
+    read_dtype(config, d);
+    return NBL_OK;
 }

@@ -78,8 +78,7 @@ nbl__value nbl__part_weight(nbl__build *b, const char *name, nbl__weight_role ro
     return v;
 }
 
-/* A vector of n values. Norms have the checkpoint's dtype, biases the compute dtype. */
-static nbl__value vector(nbl__build *b, const char *name, nbl__weight_role role, int64_t n)
+nbl__value nbl__part_vector(nbl__build *b, const char *name, nbl__weight_role role, int64_t n)
 {
     const nbl_weight *w = nbl__part_tensor(b, name, role, 1, n, 0);
     if (w == NULL) return 0;
@@ -92,7 +91,7 @@ static nbl__value vector(nbl__build *b, const char *name, nbl__weight_role role,
 static nbl__value norm_weight(nbl__build *b, const char *path, int64_t n)
 {
     char name[NAME_SIZE];
-    return vector(b, full(b, path, ".weight", name), NBL_WEIGHT_NORM, n);
+    return nbl__part_vector(b, full(b, path, ".weight", name), NBL_WEIGHT_NORM, n);
 }
 
 /* ---- linear layers ---- */
@@ -104,7 +103,7 @@ static nbl__linear_values layer_at(nbl__build *b, const char *path, nbl__weight_
     char name[NAME_SIZE];
     nbl__adapter adapter;
     nbl__linear_values l = {.w = nbl__part_weight(b, full(b, path, ".weight", name), role, out, in)};
-    if (bias) l.bias = vector(b, full(b, path, ".bias", name), NBL_WEIGHT_BIAS, out);
+    if (bias) l.bias = nbl__part_vector(b, full(b, path, ".bias", name), NBL_WEIGHT_BIAS, out);
     if (!b->source->adapter(b->source->user, full(b, path, "", name), &adapter)) return l;
     l.scale = adapter.scale;
     l.dropout = b->train ? adapter.dropout : 0;
@@ -130,6 +129,18 @@ nbl__value nbl__part_linear(nbl__build *b, nbl__value x, const char *path, nbl__
     nbl__linear_values l = layer_at(b, path, role, out, in, bias);
     nbl__linear_options how = linear_options(b, mask);
     return nbl__build_linear(b->g, full(b, path, "", name), x, &l, &how);
+}
+
+void nbl__part_linear_group(nbl__build *b, nbl__value x, const char *name, const nbl__linear_module *modules,
+                            int count, nbl__value *y)
+{
+    nbl__linear_values layers[NBL_MAX_GROUP];
+    assert(count <= NBL_MAX_GROUP);
+    for (int i = 0; i < count; i++)
+        layers[i] = layer_at(b, modules[i].path, NBL_WEIGHT_LINEAR, modules[i].out, b->d->hidden,
+                             modules[i].bias);
+    nbl__linear_options how = linear_options(b, NBL_DROPOUT_MASK_QKV);
+    nbl__build_linear_group(b->g, name, x, layers, count, &how, y);
 }
 
 /* ---- the residual stream and norms ---- */
@@ -175,13 +186,12 @@ nbl__value nbl__part_norm(nbl__build *b, nbl__value x, const char *name)
 nbl__qkv nbl__part_qkv(nbl__build *b, nbl__value x, bool bias)
 {
     const nbl__decoder *d = b->d;
-    int64_t q = d->heads * d->head_dim, kv = d->kv_heads * d->head_dim;
-    nbl__linear_values layers[] = {layer_at(b, "self_attn.q_proj", NBL_WEIGHT_LINEAR, q, d->hidden, bias),
-                                   layer_at(b, "self_attn.k_proj", NBL_WEIGHT_LINEAR, kv, d->hidden, bias),
-                                   layer_at(b, "self_attn.v_proj", NBL_WEIGHT_LINEAR, kv, d->hidden, bias)};
-    nbl__linear_options how = linear_options(b, NBL_DROPOUT_MASK_QKV);
+    int64_t kv = d->kv_heads * d->head_dim;
+    const nbl__linear_module modules[] = {{"self_attn.q_proj", d->heads * d->head_dim, bias},
+                                          {"self_attn.k_proj", kv, bias},
+                                          {"self_attn.v_proj", kv, bias}};
     nbl__value y[3];
-    nbl__build_linear_group(b->g, "self_attn.qkv", x, layers, 3, &how, y);
+    nbl__part_linear_group(b, x, "self_attn.qkv", modules, 3, y);
     return (nbl__qkv){y[0], y[1], y[2]};
 }
 

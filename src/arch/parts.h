@@ -41,13 +41,27 @@ typedef enum nbl__dropout_mask {
     NBL_DROPOUT_MASK_QKV = 0,
     NBL_DROPOUT_MASK_O = 3,
     NBL_DROPOUT_MASK_GATE_UP = 4,
-    NBL_DROPOUT_MASK_DOWN = NBL_DROPOUT_MASK_GATE_UP + NBL_MLP_DOWN
+    NBL_DROPOUT_MASK_DOWN = NBL_DROPOUT_MASK_GATE_UP + NBL_MLP_DOWN,
+    /* out_proj behind the gated delta rule, whose group of four has the numbers of QKV and O */
+    NBL_DROPOUT_MASK_DELTA_OUT = 16
 } nbl__dropout_mask;
 
 /* y = x·Wᵀ (+ bias), with the module's adapter. This is what makes storage formats, LoRA and DoRA
  * work on a linear layer. `role`: LINEAR, or EMBEDDING or HEAD for the head. */
 nbl__value nbl__part_linear(nbl__build *b, nbl__value x, const char *path, nbl__weight_role role, int64_t out,
                             int64_t in, bool bias, nbl__dropout_mask mask);
+
+/* One linear layer of a group: its module, its outputs. */
+typedef struct nbl__linear_module {
+    const char *path;
+    int64_t out;
+    bool bias;
+} nbl__linear_module;
+
+/* Up to four linear layers of the hidden state x in one node, called `name`. Their dropout masks have
+ * the numbers from NBL_DROPOUT_MASK_QKV on. */
+void nbl__part_linear_group(nbl__build *b, nbl__value x, const char *name, const nbl__linear_module *modules,
+                            int count, nbl__value *y);
 
 /* ---- attention ---- */
 
@@ -76,6 +90,16 @@ nbl__value nbl__part_attention(nbl__build *b, nbl__qkv qkv, int64_t layer, const
 /* The linear layer self_attn.o_proj. */
 nbl__value nbl__part_attention_output(nbl__build *b, nbl__value x, bool bias);
 
+/* ---- hybrid decoders (parts_recurrent.c) ---- */
+
+/* The mixer linear_attn: convolution, gated delta rule, gated norm, out_proj. `fused`: q, k, v, z and
+ * b, a come from two matrices, with the rows of a key head together (Qwen3-Next). */
+nbl__value nbl__part_gated_delta(nbl__build *b, nbl__value x, int64_t layer, bool fused);
+/* The mixer self_attn with q_proj, whose heads have the rows of a query and of its gate, k_proj, v_proj
+ * and o_proj. The gate's sigmoid multiplies the output of attention. */
+nbl__value nbl__part_gated_attention(nbl__build *b, nbl__value x, int64_t layer,
+                                     const nbl__layer_attention *how);
+
 /* ---- feed-forward ---- */
 
 /* down(act(gate(x))·up(x)): the linear layers mlp.gate_proj, up_proj and down_proj, with d->act. */
@@ -94,6 +118,8 @@ void nbl__llama_layer(nbl__build *b, nbl__residual *h, int64_t layer);
  * tied head and the look-up add to the same gradient. */
 nbl__value nbl__part_weight(nbl__build *b, const char *name, nbl__weight_role role, int64_t rows,
                             int64_t columns);
+/* A vector of n values, by its full name. Biases have the compute dtype, all others the checkpoint's. */
+nbl__value nbl__part_vector(nbl__build *b, const char *name, nbl__weight_role role, int64_t n);
 /* Checks that the model has a tensor of this shape. Otherwise b->problems gets a line. Returns the
  * tensor, or an empty stand-in; NULL only if memory has run out. */
 const nbl_weight *nbl__part_tensor(nbl__build *b, const char *name, nbl__weight_role role, int rank,

@@ -227,7 +227,9 @@ GOLDEN(qwen2_with_a_window_is_as_transformers_has_it, "qwen2", "bf16", "lora", N
 GOLDEN(qwen3_is_as_transformers_has_it, "qwen3", "bf16", "dora", NULL)
 GOLDEN(gemma2_is_as_transformers_has_it, "gemma2", "bf16", "lora", NULL)
 GOLDEN(gemma3_with_two_ropes_is_as_transformers_has_it, "gemma3", "bf16", "dora", NULL)
+GOLDEN(the_text_model_of_gemma3_with_vision_is_as_transformers_has_it, "gemma3-vision", "bf16", "lora", NULL)
 GOLDEN(phi3_with_a_window_is_as_transformers_has_it, "phi3", "bf16", "lora", "dora")
+GOLDEN(qwen3_5_with_states_is_as_transformers_has_it, "qwen3_5", "bf16", "lora", "dora")
 GOLDEN(linear_rope_is_as_transformers_has_it, "rope-linear", "bf16", NULL, NULL)
 GOLDEN(llama3_rope_is_as_transformers_has_it, "rope-llama3", "bf16", NULL, NULL)
 GOLDEN(yarn_is_as_transformers_has_it, "rope-yarn", "bf16", NULL, NULL)
@@ -386,7 +388,9 @@ int main(void)
         cmocka_unit_test(qwen3_is_as_transformers_has_it),
         cmocka_unit_test(gemma2_is_as_transformers_has_it),
         cmocka_unit_test(gemma3_with_two_ropes_is_as_transformers_has_it),
+        cmocka_unit_test(the_text_model_of_gemma3_with_vision_is_as_transformers_has_it),
         cmocka_unit_test(phi3_with_a_window_is_as_transformers_has_it),
+        cmocka_unit_test(qwen3_5_with_states_is_as_transformers_has_it),
         cmocka_unit_test(linear_rope_is_as_transformers_has_it),
         cmocka_unit_test(llama3_rope_is_as_transformers_has_it),
         cmocka_unit_test(yarn_is_as_transformers_has_it),

@@ -9,11 +9,15 @@
 #include "ops/loss/cross_entropy.h"
 #include "ops/embedding/embedding.h"
 #include "ops/families.h"
+#include "ops/gate/gated_norm.h"
 #include "ops/norm/layernorm.h"
 #include "ops/linear/linear_group.h"
 #include "ops/linear/mlp.h"
+#include "ops/moe/expert_mlp.h"
 #include "ops/norm/rmsnorm.h"
 #include "ops/rope/rope.h"
+#include "ops/recurrent/gated_delta.h"
+#include "ops/recurrent/short_conv.h"
 #include "quant/quant.h"
 
 enum { PIECES = CASE_PIECES };
@@ -359,7 +363,11 @@ static const struct {
     {&nbl__layernorm_family, offsetof(nbl__layernorm, accumulate)},
     {&nbl__embedding_family, offsetof(nbl__embedding, accumulate)},
     {&nbl__attention_family, offsetof(nbl__attention, accumulate)},
+    {&nbl__gated_norm_family, offsetof(nbl__gated_norm, accumulate)},
+    {&nbl__gated_delta_family, offsetof(nbl__gated_delta, accumulate)},
+    {&nbl__short_conv_family, offsetof(nbl__short_conv, accumulate)},
     {&nbl__cross_entropy_family, offsetof(nbl__cross_entropy, accumulate)},
+    {&nbl__expert_mlp_family, offsetof(nbl__expert_mlp, accumulate)},
 };
 
 bool *case_accumulate(const nbl__family *family, void *arguments)

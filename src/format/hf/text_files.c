@@ -216,7 +216,7 @@ static nbl_status find_ends(nbl__arena *arena, const char *folder, const nbl__js
     const char *path = find_file(arena, folder, "config.json", &status);
     if (path == NULL) return status;
     NBL_TRY(nbl__config_read(arena, path, &config));
-    *ends = nbl__json_get(config.root, "eos_token_id");
+    *ends = nbl__config_find(config.root, "eos_token_id");
     return NBL_OK;
 }
 

@@ -7,6 +7,7 @@
 
 #include <math.h>
 
+#include "ops/common/sequences.h"
 #include "ops/families.h"
 
 double nbl__attention_scale(float scale, int64_t head_size)
@@ -60,18 +61,7 @@ static nbl_status check_indices(nbl_context *ctx, const char *op, const char *na
 
 nbl_status nbl__attention_check_sequences(const nbl__call *call, const nbl__attention *a)
 {
-    const int32_t *at = a->cu_seqlens.data;
-    int64_t last = a->cu_seqlens.shape[0] - 1, tokens = a->q.shape[0];
-    NBL_CHECK(call->ctx, at[0] == 0, NBL_ERROR_ARGUMENT, "%s: cu_seqlens[0] is %" PRId32 ", not 0", call->op,
-              at[0]);
-    for (int64_t i = 1; i <= last; i++)
-        NBL_CHECK(call->ctx, at[i] >= at[i - 1], NBL_ERROR_ARGUMENT,
-                  "%s: cu_seqlens[%" PRId64 "] is %" PRId32 ", less than the %" PRId32 " before it", call->op,
-                  i, at[i], at[i - 1]);
-    NBL_CHECK(call->ctx, at[last] == tokens, NBL_ERROR_ARGUMENT,
-              "%s: cu_seqlens[%" PRId64 "] is %" PRId32 ", not the %" PRId64 " rows of q", call->op, last,
-              at[last], tokens);
-    return NBL_OK;
+    return nbl__check_packing(call, &a->cu_seqlens, "q", a->q.shape[0]);
 }
 
 /* Checks what forward and backward share. k and v have the rows of q and its head size. */
@@ -88,8 +78,7 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__atte
     NBL_TRY(nbl__check_dims(ctx, op, "k", &a->k, 3, keys));
     NBL_TRY(nbl__check_dims(ctx, op, "v", &a->v, 3, keys));
     NBL_TRY(check_heads(ctx, op, &a->q, &a->k, key_heads));
-    NBL_TRY(check_indices(ctx, op, "cu_seqlens", &a->cu_seqlens));
-    NBL_CHECK(ctx, a->cu_seqlens.shape[0] >= 1, NBL_ERROR_SHAPE, "%s: cu_seqlens is empty", op);
+    NBL_TRY(nbl__check_cu_seqlens(ctx, op, &a->cu_seqlens));
     NBL_TRY(check_sinks(ctx, op, &a->sinks, a->q.shape[1]));
     return check_numbers(ctx, op, a->scale, a->softcap, a->window);
 }

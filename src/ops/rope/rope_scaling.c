@@ -55,6 +55,8 @@ static nbl_status read_key(nbl_context *ctx, const nbl__json *item, nbl__rope *r
     double number = 0;
     bool is_number = nbl__json_number(item, &number) && isfinite(number);
     if (strcmp(key, "rope_type") == 0 || strcmp(key, "type") == 0) return NBL_OK;
+    /* Of vision-language models: three positions per token, which are equal in text. */
+    if (strcmp(key, "mrope_section") == 0 || strcmp(key, "mrope_interleaved") == 0) return NBL_OK;
     if (strcmp(key, "truncate") == 0) {
         NBL_CHECK(ctx,
                   item->type == NBL_JSON_TRUE || item->type == NBL_JSON_FALSE || item->type == NBL_JSON_NULL,

@@ -383,7 +383,7 @@ static int64_t role_id(const exporter *e, const char *role)
     int64_t id = find_token(e, role_text(e, role));
     if (id >= 0) return id;
     (void)snprintf(key, sizeof key, "%s_id", role);
-    const nbl__json *value = nbl__json_get(e->config, key);
+    const nbl__json *value = nbl__config_find(e->config, key);
     if (nbl__json_is(value, NBL_JSON_ARRAY) && value->count) value = &value->items[0];
     return nbl__json_natural(value, &id) && id < e->size ? id : -1;
 }
