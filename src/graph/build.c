@@ -180,12 +180,13 @@ nbl__value nbl__build_rmsnorm(nbl__graph *g, const char *name, nbl__value x, nbl
 }
 
 nbl__rope_values nbl__build_rope_table(nbl__graph *g, const char *name, nbl__value positions,
-                                       const nbl__rope *rope)
+                                       nbl__value cu_seqlens, const nbl__rope *rope)
 {
     nbl__rope_table *a = nbl__graph_begin(g, &nbl__rope_table_family, name);
     if (a == NULL) return (nbl__rope_values){0};
     a->rope = *rope;
     bind(g, &a->positions, positions);
+    if (nbl__rope_has_lengths(rope)) bind(g, &a->cu_seqlens, cu_seqlens);
     nbl__value cos = nbl__graph_end(g);
     return (nbl__rope_values){cos, output(g, &a->sin)};
 }
@@ -243,11 +244,13 @@ nbl__value nbl__build_attention(nbl__graph *g, const char *name, nbl__value q, n
     a->dtype = how->dtype;
     a->scale = how->scale;
     a->window = how->window;
+    a->chunk = how->chunk;
     a->softcap = how->softcap;
     bind(g, &a->q, q);
     bind(g, &a->k, k);
     bind(g, &a->v, v);
     bind(g, &a->cu_seqlens, cu_seqlens);
+    bind(g, &a->sinks, how->sinks);
     nbl__value out = nbl__graph_end(g);
     *lse = output(g, &a->lse);
     return out;
@@ -261,11 +264,13 @@ nbl__value nbl__build_attention_decode(nbl__graph *g, const char *name, nbl__val
     a->dtype = how->dtype;
     a->scale = how->scale;
     a->window = how->window;
+    a->chunk = how->chunk;
     a->softcap = how->softcap;
     bind(g, &a->q, q);
     bind(g, &a->k, cache.keys);
     bind(g, &a->v, cache.values);
     bind(g, &a->lengths, cache.lengths);
+    bind(g, &a->sinks, how->sinks);
     return nbl__graph_end(g);
 }
 
@@ -278,6 +283,7 @@ nbl__value nbl__build_attention_step(nbl__graph *g, const char *name, nbl__value
     a->dtype = how->dtype;
     a->scale = how->scale;
     a->window = how->window;
+    a->chunk = how->chunk;
     a->softcap = how->softcap;
     bind(g, &a->q, q);
     bind(g, &a->k, k);
@@ -287,6 +293,7 @@ nbl__value nbl__build_attention_step(nbl__graph *g, const char *name, nbl__value
     bind(g, &a->keys, cache.keys);
     bind(g, &a->values, cache.values);
     bind(g, &a->lengths, cache.lengths);
+    bind(g, &a->sinks, how->sinks);
     return nbl__graph_end(g);
 }
 
