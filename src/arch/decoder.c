@@ -62,12 +62,23 @@ static void make_inputs(nbl__build *b)
     make_states(b);
 }
 
-/* cos and sin of the run's positions, computed once for all layers. */
+/* cos and sin of the run's positions, computed once for all layers. theta 0: the model has no such
+ * rope. */
 static nbl__rope_values make_table(nbl__build *b, const nbl__rope *rope)
 {
     nbl__rope resolved = *rope;
+    if (!(rope->theta > 0)) return (nbl__rope_values){0};
     resolved.rotary_dim = nbl__rope_dim(rope, b->d->head_dim);
-    return nbl__build_rope_table(b->g, "rope", b->positions, &resolved);
+    return nbl__build_rope_table(b->g, "rope", b->positions, b->cu_seqlens, &resolved);
+}
+
+bool nbl__decoder_restarts(const nbl__decoder *d, int64_t length)
+{
+    const nbl__rope *ropes[] = {&d->rope, &d->local_rope};
+    for (int i = 0; i < 2; i++)
+        if (nbl__rope_length_class(ropes[i], length) != nbl__rope_length_class(ropes[i], length + 1))
+            return true;
+    return false;
 }
 
 static nbl__value embed(nbl__build *b)
@@ -159,7 +170,8 @@ nbl_status nbl__decoder_build(nbl__build *b)
     /* Inputs, RoPE tables and the embedding, then the layers, then norm and head. */
     make_inputs(b);
     b->rope = make_table(b, &d->rope);
-    if (d->local_rope.theta > 0) b->local_rope = make_table(b, &d->local_rope);
+    b->local_rope = make_table(b, &d->local_rope);
+    b->query_rope = make_table(b, &d->query_rope);
     nbl__residual h = {.addend = embed(b)};
     for (int64_t i = 0; i < d->layers && b->g->status == NBL_OK; i++) {
         snprintf(b->at, sizeof b->at, NBL_MODULE_LAYERS "%d.", (int)i);

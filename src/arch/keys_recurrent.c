@@ -58,6 +58,11 @@ nbl_status nbl__keys_recurrent(nbl__config_keys *k, nbl__decoder *d)
               d->heads, d->head_dim);
     NBL_TRY(nbl__key_flag_or(k, "attn_output_gate", true, &gated));
     NBL_CHECK(k->ctx, gated, NBL_ERROR_UNSUPPORTED, "%s: attn_output_gate false is not supported", k->where);
+    /* A prefill of one sequence of a batch would need states by row (restart in infer/generate.c). */
+    NBL_CHECK(
+        k->ctx, !nbl__rope_has_lengths(&d->rope), NBL_ERROR_UNSUPPORTED,
+        "%s: a rope_type that depends on the length of the sequence is not supported beside linear attention",
+        k->where);
     NBL_TRY(only(k, "mamba_ssm_dtype", "float32"));
     NBL_TRY(only(k, "output_gate_type", "swish"));
     /* Heads that predict further tokens are no part of the model. */

@@ -200,36 +200,53 @@ nbl__layer_attention nbl__part_layer_attention(const nbl__build *b, int64_t laye
     const nbl__decoder *d = b->d;
     bool slides = d->sliding[layer];
     return (nbl__layer_attention){.local_rope = slides && d->local_rope.theta > 0,
+                                  .no_rope = d->no_rope[layer],
+                                  .query_rope = d->query_rope.theta > 0,
                                   .window = slides ? d->window : 0,
                                   .scale = d->attention_scale,
                                   .softcap = d->attention_cap};
 }
 
 /* True if the norm of heads and RoPE can be one norm_rope node: training, b->fuses_norm_rope, frozen
- * norm weight, head_dim a power of two, full rotary. */
+ * norm weight, head_dim a power of two, full rotary in halves. */
 static bool joins_norm(const nbl__build *b, const char *norm, const nbl__rope *rope)
 {
     char name[NAME_SIZE];
     int64_t dim = b->d->head_dim;
     return b->mode == NBL_MODE_TRAIN && b->fuses_norm_rope &&
-           !is_trained(b, full(b, norm, ".weight", name)) && nbl__rope_dim(rope, dim) == dim &&
-           (dim & (dim - 1)) == 0;
+           !is_trained(b, full(b, norm, ".weight", name)) && !rope->interleaved &&
+           nbl__rope_dim(rope, dim) == dim && (dim & (dim - 1)) == 0;
 }
 
-/* q or k as `heads` heads, normalized (`norm` NULL: not) and rotated (`rotates` false: not). */
+/* A rope and its table. NULL: none. */
+typedef struct rotation {
+    const nbl__rope *rope;
+    nbl__rope_values table;
+} rotation;
+
+static rotation rotation_of_keys(const nbl__build *b, const nbl__layer_attention *how)
+{
+    if (how->no_rope) return (rotation){NULL, {0}};
+    return how->local_rope ? (rotation){&b->d->local_rope, b->local_rope} : (rotation){&b->d->rope, b->rope};
+}
+
+static rotation rotation_of_queries(const nbl__build *b, const nbl__layer_attention *how)
+{
+    return how->query_rope ? (rotation){&b->d->query_rope, b->query_rope} : rotation_of_keys(b, how);
+}
+
+/* q or k as `heads` heads, normalized (`norm` NULL: not) and rotated. */
 static nbl__value rotated(nbl__build *b, nbl__value x, int64_t heads, const char *path, const char *norm,
-                          bool local, bool rotates)
+                          rotation by)
 {
     const nbl__decoder *d = b->d;
-    const nbl__rope *rope = local ? &d->local_rope : &d->rope;
-    nbl__rope_values table = local ? b->local_rope : b->rope;
     x = nbl__graph_view(b->g, x, heads, d->head_dim);
-    if (norm && joins_norm(b, norm, rope)) {
+    if (norm && by.rope && joins_norm(b, norm, by.rope)) {
         nbl__norm_options how = norm_options(b);
-        return nbl__build_norm_rope(b->g, path, x, norm_weight(b, norm, d->head_dim), table, &how);
+        return nbl__build_norm_rope(b->g, path, x, norm_weight(b, norm, d->head_dim), by.table, &how);
     }
     if (norm) x = rmsnorm(b, x, norm, d->head_dim, 0, NULL);
-    return rotates ? nbl__build_rope(b->g, path, x, table, rope, b->dtype) : x;
+    return by.rope ? nbl__build_rope(b->g, path, x, by.table, by.rope, b->dtype) : x;
 }
 
 /* Attention of rotated heads. PREFILL and GENERATE write k and v to the cache; GENERATE attends
@@ -254,22 +271,25 @@ nbl__value nbl__part_attention(nbl__build *b, nbl__qkv x, int64_t layer, const n
 {
     const nbl__decoder *d = b->d;
     static const char name[] = "self_attn";
-    nbl__attention_options options = {
-        .dtype = b->dtype, .scale = how->scale, .softcap = how->softcap, .window = how->window};
-    /* One operator rotates, writes the cache and attends. */
-    bool fuses_rope_attention = b->fuses_rope_attention && b->mode == NBL_MODE_DECODE;
+    nbl__attention_options options = {.dtype = b->dtype,
+                                      .scale = how->scale,
+                                      .softcap = how->softcap,
+                                      .window = how->window,
+                                      .chunk = how->chunk};
+    rotation none = {NULL, {0}}, keys = rotation_of_keys(b, how), queries = rotation_of_queries(b, how);
+    /* One operator rotates q and k alike and in halves, writes the cache and attends. */
+    bool fuses_rope_attention = b->fuses_rope_attention && b->mode == NBL_MODE_DECODE && keys.rope &&
+                                keys.rope == queries.rope && !keys.rope->interleaved;
     nbl__cache_values cache = {.lengths = b->lengths};
     if (b->k_cache) cache.keys = b->k_cache[layer], cache.values = b->v_cache[layer];
     /* RoPE and norms see heads: [tokens, heads, head_dim]. */
     x.q = rotated(b, x.q, d->heads, "self_attn.q_proj", how->qk_norm ? "self_attn.q_norm" : NULL,
-                  how->local_rope, !fuses_rope_attention);
+                  fuses_rope_attention ? none : queries);
     x.k = rotated(b, x.k, d->kv_heads, "self_attn.k_proj", how->qk_norm ? "self_attn.k_norm" : NULL,
-                  how->local_rope, !fuses_rope_attention);
+                  fuses_rope_attention ? none : keys);
     x.v = nbl__graph_view(b->g, x.v, d->kv_heads, d->head_dim);
     nbl__value out = fuses_rope_attention
-                         ? nbl__build_attention_step(b->g, name, x.q, x.k, x.v,
-                                                     how->local_rope ? b->local_rope : b->rope, cache,
-                                                     &options)
+                         ? nbl__build_attention_step(b->g, name, x.q, x.k, x.v, keys.table, cache, &options)
                          : attend(b, x, cache, name, &options);
     /* Back to [tokens, heads · head_dim], for o_proj. */
     return nbl__graph_view(b->g, out, d->heads * d->head_dim, 0);

@@ -75,12 +75,15 @@ typedef struct nbl__layer_attention {
     /* q and k have an RMSNorm on each head, "self_attn.q_norm" and "self_attn.k_norm" */
     bool qk_norm;
     bool local_rope; /* rotates by b->local_rope instead of b->rope */
+    bool no_rope;    /* q and k are not rotated */
+    bool query_rope; /* q rotates by b->query_rope, which also scales it, whatever k does */
     int64_t window;  /* tokens that a query sees, itself included; 0: all */
+    int64_t chunk;   /* q sees keys of its own block of this many positions; 0: all */
     float scale;     /* of scores; 0: 1 / sqrt(head_dim) */
     float softcap;   /* of scores; 0: none */
 } nbl__layer_attention;
 
-/* Window and rope of a layer as the config has them for its type (sliding or full). */
+/* Window and ropes of a layer as the config has them for its type (sliding or full). */
 nbl__layer_attention nbl__part_layer_attention(const nbl__build *b, int64_t layer);
 /* q, k, v of x: the linear layers self_attn.q_proj, k_proj and v_proj in one node. */
 nbl__qkv nbl__part_qkv(nbl__build *b, nbl__value x, bool bias);

@@ -74,9 +74,9 @@ typedef struct nbl__rope_values {
 /* RMSNorm of x, or of x + residual; *sum gets that sum, 0 without a residual. */
 nbl__value nbl__build_rmsnorm(nbl__graph *g, const char *name, nbl__value x, nbl__value w,
                               nbl__value residual, const nbl__norm_options *how, nbl__value *sum);
-/* `rope` has a rotary_dim. */
+/* `rope` has a rotary_dim. cu_seqlens is bound only if the frequencies depend on it. */
 nbl__rope_values nbl__build_rope_table(nbl__graph *g, const char *name, nbl__value positions,
-                                       const nbl__rope *rope);
+                                       nbl__value cu_seqlens, const nbl__rope *rope);
 nbl__value nbl__build_rope(nbl__graph *g, const char *name, nbl__value x, nbl__rope_values table,
                            const nbl__rope *rope, nbl_dtype dtype);
 /* RMSNorm of each head, then RoPE. */
@@ -94,6 +94,7 @@ typedef struct nbl__attention_options {
     float scale;    /* of scores; 0: 1 / sqrt(head_dim) */
     float softcap;  /* of scores; 0: none */
     int64_t window; /* tokens that a query sees, itself included; 0: all */
+    int64_t chunk;  /* a query sees keys of its own block of this many positions; 0: all */
 } nbl__attention_options;
 
 /* The state of one layer for generation: keys, values [sequences, rows, heads, head_dim], and the
