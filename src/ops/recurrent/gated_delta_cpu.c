@@ -161,6 +161,12 @@ static int64_t cut_chunk(const nbl__delta_job *job, bool backward, int64_t chunk
     return (int64_t)(bump.used / sizeof(float));
 }
 
+/* The most items that a call has. */
+static int64_t items_of(const nbl__gated_delta *a, bool backward)
+{
+    return nbl__sequence_count(&a->cu_seqlens) * (backward ? a->q.shape[1] : a->v.shape[1]);
+}
+
 /* The whole scratch; base NULL measures it. The room for states is that of one sequence of all
  * tokens. */
 static size_t layout(const nbl_context *ctx, const nbl__gated_delta *a, bool backward, uint8_t *base,
@@ -188,7 +194,7 @@ static size_t layout(const nbl_context *ctx, const nbl__gated_delta *a, bool bac
         NBL_BUMP_ALLOC(&bump, job->da_log, sums);
         NBL_BUMP_ALLOC(&bump, job->ddt_bias, sums);
     }
-    NBL_BUMP_ALLOC(&bump, job->worker, job->worker_floats * nbl__team_size(ctx, INT64_MAX));
+    NBL_BUMP_ALLOC(&bump, job->worker, job->worker_floats * nbl__team_size(ctx, items_of(a, backward)));
     if (base == NULL) return bump.used;
     for (int64_t h = 0; h < job->values; h++) {
         rates[h] = expf(nbl__delta_number(&a->a_log, h));
