@@ -18,6 +18,7 @@
     X(ministral3)                                                                                            \
     X(olmo2)                                                                                                 \
     X(olmo3)                                                                                                 \
+    X(cohere2)                                                                                               \
     X(granite)                                                                                               \
     X(qwen3_5)                                                                                               \
     X(mixtral)                                                                                               \
