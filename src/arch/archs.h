@@ -17,6 +17,8 @@
     X(ministral)                                                                                             \
     X(ministral3)                                                                                            \
     X(qwen3_5)                                                                                               \
+    X(qwen3_5_moe)                                                                                           \
+    X(qwen3_next)                                                                                            \
     X(mixtral)                                                                                               \
     X(qwen2_moe)                                                                                             \
     X(qwen3_moe)                                                                                             \
