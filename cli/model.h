@@ -3,7 +3,7 @@
 #ifndef CLI_MODEL_H
 #define CLI_MODEL_H
 
-#include "harmony.h"
+#include "commands/harmony.h"
 #include "output.h"
 
 /* ---- rows of option tables, as macros ---- */

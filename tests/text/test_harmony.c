@@ -1,7 +1,7 @@
 /* test_harmony.c - messages of OpenAI's harmony format: what is the answer, what is thinking, and what ends it. */
 #include "support.h"
 
-#include "harmony.h"
+#include "commands/harmony.h"
 
 _Noreturn void cli_no_memory(void);
 

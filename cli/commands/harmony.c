@@ -1,5 +1,5 @@
 /* harmony.c - takes the messages of OpenAI's harmony format apart; see harmony.h. */
-#include "harmony.h"
+#include "commands/harmony.h"
 
 #include <stdlib.h>
 #include <string.h>
