@@ -203,6 +203,7 @@ nbl__layer_attention nbl__part_layer_attention(const nbl__build *b, int64_t laye
                                   .no_rope = d->no_rope[layer],
                                   .query_rope = d->query_rope.theta > 0,
                                   .window = slides ? d->window : 0,
+                                  .chunk = d->chunked[layer] ? d->chunk : 0,
                                   .scale = d->attention_scale,
                                   .softcap = d->attention_cap};
 }
@@ -235,9 +236,10 @@ static rotation rotation_of_queries(const nbl__build *b, const nbl__layer_attent
     return how->query_rope ? (rotation){&b->d->query_rope, b->query_rope} : rotation_of_keys(b, how);
 }
 
-/* q or k as `heads` heads, normalized (`norm` NULL: not) and rotated. */
+/* q or k as `heads` heads, normalized (by the weight at `norm`; `unit`: without weight) and rotated. A
+ * norm without weight may stand before the rotation, which keeps the mean square. */
 static nbl__value rotated(nbl__build *b, nbl__value x, int64_t heads, const char *path, const char *norm,
-                          rotation by)
+                          bool unit, rotation by)
 {
     const nbl__decoder *d = b->d;
     x = nbl__graph_view(b->g, x, heads, d->head_dim);
@@ -246,6 +248,8 @@ static nbl__value rotated(nbl__build *b, nbl__value x, int64_t heads, const char
         return nbl__build_norm_rope(b->g, path, x, norm_weight(b, norm, d->head_dim), by.table, &how);
     }
     if (norm) x = rmsnorm(b, x, norm, d->head_dim, 0, NULL);
+    nbl__norm_options unit_options = norm_options(b);
+    if (unit) x = nbl__build_rmsnorm(b->g, "self_attn.qk_norm", x, 0, 0, &unit_options, NULL);
     return by.rope ? nbl__build_rope(b->g, path, x, by.table, by.rope, b->dtype) : x;
 }
 
@@ -284,9 +288,9 @@ nbl__value nbl__part_attention(nbl__build *b, nbl__qkv x, int64_t layer, const n
     if (b->k_cache) cache.keys = b->k_cache[layer], cache.values = b->v_cache[layer];
     /* RoPE and norms see heads: [tokens, heads, head_dim]. */
     x.q = rotated(b, x.q, d->heads, "self_attn.q_proj", how->qk_norm ? "self_attn.q_norm" : NULL,
-                  fuses_rope_attention ? none : queries);
+                  how->unit_norm, fuses_rope_attention ? none : queries);
     x.k = rotated(b, x.k, d->kv_heads, "self_attn.k_proj", how->qk_norm ? "self_attn.k_norm" : NULL,
-                  fuses_rope_attention ? none : keys);
+                  how->unit_norm, fuses_rope_attention ? none : keys);
     x.v = nbl__graph_view(b->g, x.v, d->kv_heads, d->head_dim);
     nbl__value out = fuses_rope_attention
                          ? nbl__build_attention_step(b->g, name, x.q, x.k, x.v, keys.table, cache, &options)
@@ -304,27 +308,51 @@ nbl__value nbl__part_attention_output(nbl__build *b, nbl__value x, bool bias)
 
 /* ---- feed-forward ---- */
 
-nbl__value nbl__part_gated_mlp(nbl__build *b, nbl__value x, bool bias)
+/* The path of a linear layer of a module: "MODULE.NAME". */
+static const char *within(const char *module, const char *name, char path[NAME_SIZE])
+{
+    snprintf(path, NAME_SIZE, "%s.%s", module, name);
+    return path;
+}
+
+/* down(act(gate)·up), with the linear layer down_proj of a module. */
+static nbl__value gated_down(nbl__build *b, nbl__value gate, nbl__value up, const char *module, int64_t inner,
+                             bool bias)
 {
     const nbl__decoder *d = b->d;
+    char path[NAME_SIZE];
+    nbl__value x = nbl__build_gated(b->g, within(module, "act", path), gate, up, d->act, b->dtype);
+    return nbl__part_linear(b, x, within(module, "down_proj", path), NBL_WEIGHT_LINEAR, d->hidden, inner,
+                            bias, NBL_DROPOUT_MASK_DOWN);
+}
+
+nbl__value nbl__part_gated_mlp_at(nbl__build *b, nbl__value x, const char *module, int64_t inner, bool bias)
+{
+    const nbl__decoder *d = b->d;
+    char path[NAME_SIZE];
     nbl__linear_options how = linear_options(b, NBL_DROPOUT_MASK_GATE_UP);
     nbl__linear_values layers[NBL_MLP_PARTS];
-    layers[NBL_MLP_GATE] = layer_at(b, "mlp.gate_proj", NBL_WEIGHT_LINEAR, d->inner, d->hidden, bias);
-    layers[NBL_MLP_UP] = layer_at(b, "mlp.up_proj", NBL_WEIGHT_LINEAR, d->inner, d->hidden, bias);
+    layers[NBL_MLP_GATE] = layer_at(b, within(module, "gate_proj", path), NBL_WEIGHT_LINEAR, inner, d->hidden,
+                                    bias);
+    layers[NBL_MLP_UP] = layer_at(b, within(module, "up_proj", path), NBL_WEIGHT_LINEAR, inner, d->hidden,
+                                  bias);
     if (b->split_mlp) {
         nbl__value y[2];
-        nbl__build_linear_group(b->g, "mlp.gate_up", x, layers, 2, &how, y);
-        return nbl__part_gated_down(b, y[0], y[1], bias);
+        nbl__build_linear_group(b->g, within(module, "gate_up", path), x, layers, 2, &how, y);
+        return gated_down(b, y[0], y[1], module, inner, bias);
     }
-    layers[NBL_MLP_DOWN] = layer_at(b, "mlp.down_proj", NBL_WEIGHT_LINEAR, d->hidden, d->inner, bias);
+    layers[NBL_MLP_DOWN] = layer_at(b, within(module, "down_proj", path), NBL_WEIGHT_LINEAR, d->hidden, inner,
+                                    bias);
     /* keep: forward saves gate and up; the plan clears it (NBL_RECOMPUTE_FLAGGED). */
-    return nbl__build_mlp(b->g, "mlp", x, layers, d->act, b->train, &how);
+    return nbl__build_mlp(b->g, module, x, layers, d->act, b->train, &how);
+}
+
+nbl__value nbl__part_gated_mlp(nbl__build *b, nbl__value x, bool bias)
+{
+    return nbl__part_gated_mlp_at(b, x, "mlp", b->d->inner, bias);
 }
 
 nbl__value nbl__part_gated_down(nbl__build *b, nbl__value gate, nbl__value up, bool bias)
 {
-    const nbl__decoder *d = b->d;
-    nbl__value x = nbl__build_gated(b->g, "mlp.act", gate, up, d->act, b->dtype);
-    return nbl__part_linear(b, x, "mlp.down_proj", NBL_WEIGHT_LINEAR, d->hidden, d->inner, bias,
-                            NBL_DROPOUT_MASK_DOWN);
+    return gated_down(b, gate, up, "mlp", b->d->inner, bias);
 }

@@ -74,6 +74,7 @@ typedef struct nbl__qkv {
 typedef struct nbl__layer_attention {
     /* q and k have an RMSNorm on each head, "self_attn.q_norm" and "self_attn.k_norm" */
     bool qk_norm;
+    bool unit_norm;  /* the same norms without a weight */
     bool local_rope; /* rotates by b->local_rope instead of b->rope */
     bool no_rope;    /* q and k are not rotated */
     bool query_rope; /* q rotates by b->query_rope, which also scales it, whatever k does */
@@ -83,7 +84,7 @@ typedef struct nbl__layer_attention {
     float softcap;   /* of scores; 0: none */
 } nbl__layer_attention;
 
-/* Window and ropes of a layer as the config has them for its type (sliding or full). */
+/* Window, chunk and ropes of a layer as the config has them for its type (sliding or full). */
 nbl__layer_attention nbl__part_layer_attention(const nbl__build *b, int64_t layer);
 /* q, k, v of x: the linear layers self_attn.q_proj, k_proj and v_proj in one node. */
 nbl__qkv nbl__part_qkv(nbl__build *b, nbl__value x, bool bias);
@@ -107,7 +108,9 @@ nbl__value nbl__part_gated_attention(nbl__build *b, nbl__value x, int64_t layer,
 
 /* down(act(gate(x))·up(x)): the linear layers mlp.gate_proj, up_proj and down_proj, with d->act. */
 nbl__value nbl__part_gated_mlp(nbl__build *b, nbl__value x, bool bias);
-/* down(act(gate)·up) of values, however these were made. */
+/* The same for the module at another path, of another width: "feed_forward". */
+nbl__value nbl__part_gated_mlp_at(nbl__build *b, nbl__value x, const char *module, int64_t inner, bool bias);
+/* down(act(gate)·up) of values, however these were made: the linear layer mlp.down_proj. */
 nbl__value nbl__part_gated_down(nbl__build *b, nbl__value gate, nbl__value up, bool bias);
 
 /* ---- whole layers that several architectures have ---- */

@@ -22,6 +22,7 @@ static double inverse_rms(const nbl__rmsnorm *a, int64_t first, int64_t columns)
 
 static double weight_at(const nbl__rmsnorm *a, int64_t k)
 {
+    if (!nbl__has_data(&a->w)) return 1;
     return nbl__ref_get(&a->w, k) + (double)a->offset;
 }
 
