@@ -8,8 +8,13 @@
  * Every fourth layer has no rope (no_rope_layers, no_rope_layer_interval). transformers normalizes
  * after the rotation, which keeps the mean square: here the norm comes first, as in all other models.
  *
- * The feed-forward block of a layer is dense, of width intermediate_size_mlp. Layers of experts
- * (moe_layers) are refused. */
+ * The feed-forward block of a layer is dense, of width intermediate_size_mlp, or (moe_layers, by
+ * default every interleave_moe_layer_step-th) a mixture of experts of width intermediate_size. The
+ * sigmoid of a chosen expert's logit multiplies the expert's input. One expert serves every token:
+ *
+ *     … h ─┬─ post_attention_layernorm ─┬─ router ─ top k ─ σ ─ experts ─▶ (+) ─▶ (+)
+ *          │                            └─ shared_expert ─────────────────▲       ▲
+ *          └──────────────────────────────────────────────────────────────────────┘ */
 #include "arch/parts.h"
 
 /* layer_types says which layers are chunked; by default those with rope. */
@@ -49,21 +54,33 @@ static nbl_status read_query_scale(nbl__config_keys *k, nbl__decoder *d)
     return nbl__keys_check_rope(k, d, &d->query_rope);
 }
 
-/* Which layers have experts: moe_layers, by default every interleave_moe_layer_step-th (1: all). */
-static nbl_status refuse_experts(nbl__config_keys *k, const nbl__decoder *d)
+/* Which layers have experts, and their numbers. */
+static nbl_status read_experts(nbl__config_keys *k, nbl__decoder *d)
 {
-    const nbl__json *layers = nbl__json_get(k->config, "moe_layers");
-    int64_t step, ignored;
-    nbl__key(k, "moe_layers");
+    const nbl__json *layers = nbl__key(k, "moe_layers");
+    int64_t step, layer;
+    bool any = false;
     NBL_TRY(nbl__key_size_or(k, "interleave_moe_layer_step", 1, &step));
-    bool none = nbl__json_is(layers, NBL_JSON_ARRAY) ? layers->count == 0 : step > d->layers;
-    NBL_CHECK(k->ctx, none, NBL_ERROR_UNSUPPORTED,
-              "%s: moe_layers: layers of experts are not supported for model_type llama4_text", k->where);
-    /* of layers of experts */
-    NBL_TRY(nbl__key_size_or(k, "num_experts_per_tok", 1, &ignored));
-    NBL_TRY(nbl__key_size_or(k, "num_local_experts", 16, &ignored));
-    nbl__key(k, "router_aux_loss_coef");
-    nbl__key(k, "router_jitter_noise");
+    NBL_CHECK(k->ctx, layers == NULL || layers->type == NBL_JSON_ARRAY, NBL_ERROR_FORMAT,
+              "%s: moe_layers is no list", k->where);
+    for (int64_t i = 0; i < d->layers; i++) d->sparse[i] = layers == NULL && (i + 1) % step == 0;
+    for (int64_t i = 0; layers && i < layers->count; i++) {
+        NBL_CHECK(k->ctx, nbl__json_natural(&layers->items[i], &layer), NBL_ERROR_FORMAT,
+                  "%s: moe_layers has a value that is no layer", k->where);
+        if (layer < d->layers) d->sparse[layer] = true;
+    }
+    for (int64_t i = 0; i < d->layers; i++) any |= d->sparse[i];
+    d->experts = 16;
+    d->top_k = 1;
+    d->router = NBL_ROUTER_TOPK_SIGMOID;
+    d->router_round = d->experts_transposed = true;
+    NBL_TRY(nbl__keys_experts(k, d, "num_local_experts", "intermediate_size"));
+    d->shared_inner = d->expert_inner;
+    if (!any) d->experts = 0;
+    float jitter;
+    NBL_TRY(nbl__key_float_or(k, "router_jitter_noise", 0, &jitter));
+    NBL_CHECK(k->ctx, jitter == 0, NBL_ERROR_UNSUPPORTED,
+              "%s: router_jitter_noise is %g, only 0 is supported", k->where, (double)jitter);
     return NBL_OK;
 }
 
@@ -86,16 +103,14 @@ static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
     NBL_TRY(nbl__keys_no_rope(k, d));
     NBL_TRY(read_layer_types(k, d));
     NBL_TRY(read_query_scale(k, d));
-    return refuse_experts(k, d);
-}
-
-static nbl__value feed_forward(nbl__build *b, nbl__value x)
-{
-    return nbl__part_gated_mlp_at(b, x, "feed_forward", b->d->inner, false);
+    return read_experts(k, d);
 }
 
 static void build_layer(nbl__build *b, nbl__residual *h, int64_t layer)
 {
+    static const nbl__expert_modules names = {.router = "feed_forward.router",
+                                              .experts = "feed_forward.experts",
+                                              .shared = "feed_forward.shared_expert"};
     const nbl__decoder *d = b->d;
     nbl__layer_attention how = nbl__part_layer_attention(b, layer);
     how.unit_norm = d->unit_norm && !how.no_rope;
@@ -107,7 +122,8 @@ static void build_layer(nbl__build *b, nbl__residual *h, int64_t layer)
     nbl__part_residual_add(h, x);
 
     x = nbl__part_residual_norm(b, h, "post_attention_layernorm");
-    x = feed_forward(b, x);
+    x = d->sparse[layer] ? nbl__part_experts(b, x, &names)
+                         : nbl__part_gated_mlp_at(b, x, "feed_forward", d->inner, false);
     nbl__part_residual_add(h, x);
 }
 

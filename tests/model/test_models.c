@@ -235,6 +235,7 @@ GOLDEN(smollm3_with_windows_without_rope_is_as_transformers_has_it, "smollm3", "
 GOLDEN(ministral_is_as_transformers_has_it, "ministral", "bf16", "dora", NULL)
 GOLDEN(ministral3_with_scaled_queries_is_as_transformers_has_it, "ministral3", "bf16", "lora", NULL)
 GOLDEN(llama4_without_experts_is_as_transformers_has_it, "llama4", "bf16", "lora", "dora")
+GOLDEN(llama4_with_experts_is_as_transformers_has_it, "llama4-experts", "bf16", NULL, NULL)
 GOLDEN(qwen3_5_with_states_is_as_transformers_has_it, "qwen3_5", "bf16", "lora", "dora")
 GOLDEN(dynamic_rope_grows_with_the_text_as_if_recomputed, "rope-dynamic", "bf16", NULL, NULL)
 GOLDEN(proportional_rope_is_as_transformers_has_it, "rope-proportional", "bf16", NULL, NULL)
@@ -374,8 +375,9 @@ static void what_llama4_has_not_is_refused_by_the_name_of_the_key(void **state)
 {
     (void)state;
     static const bent cases[] = {
-        {"moe_layers", "[1]", NBL_ERROR_UNSUPPORTED, "moe_layers"},
-        {"moe_layers", "null", NBL_ERROR_UNSUPPORTED, "moe_layers"},
+        {"moe_layers", "[-1]", NBL_ERROR_FORMAT, "moe_layers has a value that is no layer"},
+        {"moe_layers", "1", NBL_ERROR_FORMAT, "moe_layers is no list"},
+        {"router_jitter_noise", "0.1", NBL_ERROR_UNSUPPORTED, "router_jitter_noise is 0.1"},
         {"layer_types", "[\"chunked_attention\", \"sliding_attention\"]", NBL_ERROR_UNSUPPORTED,
          "sliding_attention"},
         {"layer_types", "[\"chunked_attention\"]", NBL_ERROR_FORMAT, "layer_types"},
@@ -435,6 +437,7 @@ int main(void)
         cmocka_unit_test(ministral_is_as_transformers_has_it),
         cmocka_unit_test(ministral3_with_scaled_queries_is_as_transformers_has_it),
         cmocka_unit_test(llama4_without_experts_is_as_transformers_has_it),
+        cmocka_unit_test(llama4_with_experts_is_as_transformers_has_it),
         cmocka_unit_test(qwen3_5_with_states_is_as_transformers_has_it),
         cmocka_unit_test(dynamic_rope_grows_with_the_text_as_if_recomputed),
         cmocka_unit_test(proportional_rope_is_as_transformers_has_it),

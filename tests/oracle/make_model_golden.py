@@ -74,6 +74,8 @@ CASES = {
     "ministral3": (Ministral3Config(**SIZES, head_dim=8, rope_parameters=rope("yarn", factor=16.0, original_max_position_embeddings=4, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=.5)), "bf16", ["lora"]),
     "llama4": (Llama4TextConfig(**{**SIZES, **dict(intermediate_size=20)}, head_dim=8, intermediate_size_mlp=24, moe_layers=[], no_rope_layer_interval=2, attention_chunk_size=4, floor_scale=4, attn_scale=.5,
                                 rope_parameters=rope()), "bf16", ["lora", "dora"]),
+    "llama4-experts": (Llama4TextConfig(**{**SIZES, **dict(intermediate_size=20)}, head_dim=8, intermediate_size_mlp=24, interleave_moe_layer_step=2, num_local_experts=3, num_experts_per_tok=2,
+                                        attention_chunk_size=4, use_qk_norm=False, attn_temperature_tuning=False, rope_parameters=rope()), "bf16", []),
     "rope-dynamic": (llama(tie_word_embeddings=False, max_position_embeddings=8, rope_parameters=rope("dynamic", 100.0, factor=4.0)), "bf16", []),
     "rope-proportional": (llama(rope_parameters=rope("proportional", partial_rotary_factor=.5)), "bf16", []),
     "rope-linear": (llama(rope_parameters=rope("linear", factor=2.0)), "bf16", []),
