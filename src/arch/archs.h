@@ -17,6 +17,9 @@
     X(ministral)                                                                                             \
     X(ministral3)                                                                                            \
     X(llama4)                                                                                                \
+    X(olmo2)                                                                                                 \
+    X(olmo3)                                                                                                 \
+    X(granite)                                                                                               \
     X(qwen3_5)                                                                                               \
     X(mixtral)                                                                                               \
     X(qwen2_moe)                                                                                             \

@@ -25,9 +25,9 @@ import bitsandbytes.functional as B
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3Config, Gemma3TextConfig,
-                          Llama4TextConfig, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig, Phi3Config, Qwen2Config,
-                          Qwen3_5TextConfig, Qwen3Config, SmolLM3Config)
+from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3Config, Gemma3TextConfig, GraniteConfig,
+                          Llama4TextConfig, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig, Olmo2Config, Olmo3Config,
+                          Phi3Config, Qwen2Config, Qwen3_5TextConfig, Qwen3Config, SmolLM3Config)
 
 TARGET = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "data/models")
 HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -78,6 +78,9 @@ CASES = {
                                         attention_chunk_size=4, use_qk_norm=False, attn_temperature_tuning=False, rope_parameters=rope()), "bf16", []),
     "rope-dynamic": (llama(tie_word_embeddings=False, max_position_embeddings=8, rope_parameters=rope("dynamic", 100.0, factor=4.0)), "bf16", []),
     "rope-proportional": (llama(rope_parameters=rope("proportional", partial_rotary_factor=.5)), "bf16", []),
+    "olmo2": (Olmo2Config(**SIZES, attention_bias=True, rope_parameters=rope(theta=300.0)), "bf16", ["lora", "dora"]),
+    "olmo3": (Olmo3Config(**SIZES, sliding_window=4, layer_types=LAYERS, rope_parameters={"full_attention": rope("yarn", 100.0, **YARN), "sliding_attention": rope(theta=300.0)}), "bf16", ["lora"]),
+    "granite": (GraniteConfig(**SIZES, embedding_multiplier=1.5, residual_multiplier=.7, attention_multiplier=.7, logits_scaling=.6, attention_bias=True, mlp_bias=True, rope_parameters=rope()), "bf16", ["lora", "dora"]),
     "rope-linear": (llama(rope_parameters=rope("linear", factor=2.0)), "bf16", []),
     "rope-llama3": (llama(rope_parameters=rope("llama3", 1000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)), "bf16", []),
     "rope-yarn": (llama(rope_parameters=rope("yarn", 100.0, **YARN)), "bf16", []),
