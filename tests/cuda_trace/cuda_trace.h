@@ -17,6 +17,7 @@
 #define NIBBLE_CUDA_TRACE_H
 
 #include <cuda_runtime_api.h>
+#include <library_types.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -117,6 +118,24 @@ bool trace_runs(void);
 bool trace_run_kernel(const uint8_t *fatbin, const char *symbol, dim3 grid, dim3 block, size_t dynamic,
                       void **arguments, trace_operation *operation);
 void trace_forget(const uint8_t *fatbin);
+
+/* ---- cuda_trace_product.c ---- */
+
+/* A matrix as cuBLASLt has it: columns lie `ld` elements apart. */
+typedef struct trace_matrix {
+    cudaDataType_t type;
+    void *data;
+    uint64_t rows, columns, ld, batch, stride;
+} trace_matrix;
+
+typedef struct trace_product {
+    trace_matrix a, b, c, d;
+    bool a_transposed, b_transposed;
+    double alpha, beta;
+} trace_product;
+
+/* d = alpha op(a) op(b) + beta c. */
+void trace_multiply(void *product);
 
 /* ---- cuda_trace_blas.c ---- */
 

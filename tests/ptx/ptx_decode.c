@@ -99,7 +99,7 @@ static bool decode_simple(ptx_parser *p, words *w, ptx_operand *operands, uint32
         const ptx_operand *o = &operands[i];
         ptx_class class = i ? it->operands[i - 1] : it->result;
         if (o->what == PTX_IS_NAME || o->what == PTX_IS_VECTOR || o->memory || o->second || o->negated) return false;
-        /* A narrow operand may be the low part of a wide register: little endian has it only in 32 bits. */
+        operands[i].reads = i > 0;
         slots[i] = ptx_slot_of(p, o, class);
     }
     ptx_instruction *in = ptx_emit(p, (ptx_operation)it->operation);

@@ -194,12 +194,25 @@ bool ptx_read_operand(ptx_parser *p, ptx_operand *o)
     return !p->failed;
 }
 
+static uint32_t low_part(ptx_parser *p, uint32_t slot)
+{
+    uint32_t narrow = ptx_new_slot(p, PTX_B32);
+    ptx_instruction *in = ptx_emit(p, (ptx_operation)ptx_find_simple("cvt.u32.u64")->operation);
+    in->d = narrow;
+    in->a = slot;
+    return narrow;
+}
+
 uint32_t ptx_slot_of(ptx_parser *p, const ptx_operand *o, ptx_class class)
 {
     if (o->what == PTX_IS_REGISTER) {
         if (o->sink) return ptx_new_slot(p, class);
-        bool fits = (o->class == PTX_PRED) == (class == PTX_PRED) && (o->class == PTX_B64) == (class == PTX_B64);
-        if (!fits) ptx_wrong(p, "register %s has another size", o->name);
+        if ((o->class == PTX_PRED) != (class == PTX_PRED)) ptx_wrong(p, "register %s is a predicate, or is none", o->name);
+        if ((o->class == PTX_B64) != (class == PTX_B64)) {
+            /* An operand may be the low part of a wider register; a result may not be so here. */
+            if (class == PTX_B64 || !o->reads) ptx_wrong(p, "register %s has another size", o->name);
+            return low_part(p, o->slot);
+        }
         return o->slot;
     }
     if (o->what != PTX_IS_VALUE) ptx_wrong(p, "an operand is neither a register nor a value");

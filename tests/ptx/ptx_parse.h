@@ -44,7 +44,7 @@ typedef struct ptx_function {
 
 typedef struct ptx_operand {
     enum { PTX_IS_NOTHING, PTX_IS_REGISTER, PTX_IS_VALUE, PTX_IS_VECTOR, PTX_IS_NAME } what;
-    bool memory, negated, sink;
+    bool memory, negated, sink, reads; /* reads: it is no result */
     ptx_class class;
     uint32_t slot;
     uint64_t value; /* also the address of a variable */
