@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SHARED_POISON = 0xff };
+enum { SHARED_POISON = 0xff, MAX_WARPS = 32 };
 
 /* A launch that has run so many instructions of threads does not end. */
 #define PATIENCE ((uint64_t)1 << 40)
@@ -212,6 +212,31 @@ void ptx_launch_free(ptx_launch *l)
     free(l);
 }
 
+/* Memory of the launch: that of the one before, where it is enough. Registers hold what they held. */
+static void take_memory(ptx_block *b)
+{
+    static ptx_warp warps[MAX_WARPS];
+    static char *memory;
+    static size_t capacity;
+    size_t file = ((size_t)b->code->file_bytes + 63) / 64 * 64,
+           local = ((size_t)b->code->local_bytes * PTX_LANES + 63) / 64 * 64,
+           shared = ((size_t)b->shared_bytes + 127) / 128 * 128,
+           wanted = shared + (file + local) * (size_t)b->warp_count;
+    if (wanted > capacity) {
+        free(memory);
+        memory = aligned_alloc(128, (wanted + 127) / 128 * 128);
+        if (memory == NULL) abort();
+        memset(memory, 0, wanted);
+        capacity = wanted;
+    }
+    b->shared = memory;
+    b->warps = warps;
+    for (int i = 0; i < b->warp_count; i++) {
+        char *at = memory + shared + (file + local) * (size_t)i;
+        warps[i] = (ptx_warp){.file = (unsigned char *)at, .local = at + file};
+    }
+}
+
 bool ptx_launch_run(ptx_launch *l, ptx_find *find, char why[PTX_WHY])
 {
     const ptx_shape *s = &l->shape;
@@ -219,27 +244,12 @@ bool ptx_launch_run(ptx_launch *l, ptx_find *find, char why[PTX_WHY])
     ptx_block b = {.code = l->code, .launch = l, .find = find, .epoch = ++epochs, .why = why};
     b.warp_count = (int)((threads + PTX_LANES - 1) / PTX_LANES);
     b.shared_bytes = (uint32_t)(l->code->shared_bytes + s->dynamic);
-    b.shared = aligned_alloc(128, ((size_t)b.shared_bytes + 127) / 128 * 128);
-    b.warps = calloc((size_t)b.warp_count, sizeof *b.warps);
-    if (b.shared == NULL || b.warps == NULL) abort();
-    for (int i = 0; i < b.warp_count; i++) {
-        size_t bytes = ((size_t)l->code->file_bytes + 63) / 64 * 64;
-        b.warps[i].file = aligned_alloc(64, bytes);
-        b.warps[i].local = malloc((size_t)l->code->local_bytes * PTX_LANES + 1);
-        if (b.warps[i].file == NULL || b.warps[i].local == NULL) abort();
-        memset(b.warps[i].file, 0, bytes);
-    }
+    take_memory(&b);
     prepare_warps(&b);
     for (b.index[2] = 0; b.index[2] < s->grid[2] && !b.failed; b.index[2]++)
         for (b.index[1] = 0; b.index[1] < s->grid[1] && !b.failed; b.index[1]++)
             for (b.index[0] = 0; b.index[0] < s->grid[0] && !b.failed; b.index[0]++) run_block(&b);
     instructions += b.instructions;
-    for (int i = 0; i < b.warp_count; i++) {
-        free(b.warps[i].file);
-        free(b.warps[i].local);
-        free(b.warps[i].copies);
-    }
-    free(b.warps);
-    free(b.shared);
+    for (int i = 0; i < b.warp_count; i++) free(b.warps[i].copies);
     return !b.failed;
 }

@@ -89,52 +89,79 @@ void *ptx_where(ptx_block *b, ptx_warp *w, ptx_instruction *in, int lane, ptx_sp
 
 /* ---- loads and stores ---- */
 
-/* An element, extended to the register. */
-static uint64_t element(const char *from, uint32_t width, bool is_signed)
+/* As ptx_where: what nearly every access is, without a call. */
+static inline char *where(ptx_block *b, ptx_warp *w, ptx_instruction *in, int lane, uint32_t bytes)
 {
-    uint64_t value = 0;
-    memcpy(&value, from, width);
-    if (is_signed && width < 8 && value >> (8 * width - 1) & 1) value |= ~(uint64_t)0 << 8 * width;
-    return value;
+    uint64_t address = address_of(w, in, lane);
+    if (in->space == PTX_SHARED) {
+        uint64_t offset = address - PTX_SHARED_BEGIN;
+        if (offset + bytes <= b->shared_bytes - PTX_SHARED_BEGIN && offset < b->shared_bytes && !(address & (bytes - 1)))
+            return b->shared + address;
+    } else if (in->space != PTX_PARAM && in->epoch == b->epoch) {
+        uint64_t offset = address - in->begin;
+        if (offset < in->bytes && bytes <= in->bytes - offset && !(address & (bytes - 1))) return in->at + offset;
+    }
+    return ptx_where(b, w, in, lane, (ptx_space)in->space, address, bytes, bytes);
 }
 
-/* 4-byte elements into registers of 32 bits, and so on: what nearly every load is. */
-static void load_words(const ptx_warp *w, const uint32_t *more, uint32_t count, int lane, const char *from)
+static inline uint64_t extended(uint64_t value, uint32_t width, bool is_signed)
 {
-    for (uint32_t i = 0; i < count; i++) memcpy(&ptx_words(w, more[2 * i])[lane], from + 4 * i, 4);
+    uint64_t sign = (uint64_t)1 << (8 * width - 1);
+    return is_signed ? (value ^ sign) - sign : value;
+}
+
+/* `count` elements of `width` bytes for each lane. Inlined for each width: copies of a constant size are one move. */
+static inline __attribute__((always_inline)) void load_elements(ptx_block *b, ptx_warp *w, ptx_instruction *in,
+                                                                uint32_t lanes, uint32_t width)
+{
+    const uint32_t *more = b->code->more + in->more;
+    const uint32_t count = in->count, bytes = width * count;
+    const bool is_signed = in->kind == PTX_SIGNED && width < 8;
+    for (uint32_t left = lanes; left; left &= left - 1) {
+        int lane = __builtin_ctz(left);
+        const char *from = where(b, w, in, lane, bytes);
+        if (from == NULL) return;
+        for (uint32_t i = 0; i < count; i++) {
+            uint64_t value = 0;
+            memcpy(&value, from + i * width, width);
+            ptx_set_lane(w, more[2 * i], (ptx_class)more[2 * i + 1], lane, extended(value, width, is_signed));
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void store_elements(ptx_block *b, ptx_warp *w, ptx_instruction *in,
+                                                                 uint32_t lanes, uint32_t width)
+{
+    const uint32_t *more = b->code->more + in->more;
+    const uint32_t count = in->count, bytes = width * count;
+    for (uint32_t left = lanes; left; left &= left - 1) {
+        int lane = __builtin_ctz(left);
+        char *to = where(b, w, in, lane, bytes);
+        if (to == NULL) return;
+        for (uint32_t i = 0; i < count; i++) {
+            uint64_t value = ptx_lane(w, more[2 * i], (ptx_class)more[2 * i + 1], lane);
+            memcpy(to + i * width, &value, width);
+        }
+    }
 }
 
 void ptx_load(ptx_block *b, ptx_warp *w, ptx_instruction *in, uint32_t lanes)
 {
-    const uint32_t *more = b->code->more + in->more;
-    uint32_t bytes = (uint32_t)in->width * in->count;
-    bool words = in->width == 4 && more[1] != PTX_B64;
-    for (uint32_t left = lanes; left; left &= left - 1) {
-        int lane = __builtin_ctz(left);
-        const char *from = ptx_where(b, w, in, lane, (ptx_space)in->space, address_of(w, in, lane), bytes, bytes);
-        if (from == NULL) return;
-        if (words) {
-            load_words(w, more, in->count, lane, from);
-            continue;
-        }
-        for (uint32_t i = 0; i < in->count; i++)
-            ptx_set_lane(w, more[2 * i], (ptx_class)more[2 * i + 1], lane,
-                         element(from + i * in->width, in->width, in->kind == PTX_SIGNED));
+    switch (in->width) {
+    case 1: load_elements(b, w, in, lanes, 1); break;
+    case 2: load_elements(b, w, in, lanes, 2); break;
+    case 4: load_elements(b, w, in, lanes, 4); break;
+    default: load_elements(b, w, in, lanes, 8); break;
     }
 }
 
 void ptx_store(ptx_block *b, ptx_warp *w, ptx_instruction *in, uint32_t lanes)
 {
-    const uint32_t *more = b->code->more + in->more;
-    uint32_t bytes = (uint32_t)in->width * in->count;
-    for (uint32_t left = lanes; left; left &= left - 1) {
-        int lane = __builtin_ctz(left);
-        char *to = ptx_where(b, w, in, lane, (ptx_space)in->space, address_of(w, in, lane), bytes, bytes);
-        if (to == NULL) return;
-        for (uint32_t i = 0; i < in->count; i++) {
-            uint64_t value = ptx_lane(w, more[2 * i], (ptx_class)more[2 * i + 1], lane);
-            memcpy(to + i * in->width, &value, in->width);
-        }
+    switch (in->width) {
+    case 1: store_elements(b, w, in, lanes, 1); break;
+    case 2: store_elements(b, w, in, lanes, 2); break;
+    case 4: store_elements(b, w, in, lanes, 4); break;
+    default: store_elements(b, w, in, lanes, 8); break;
     }
 }
 
@@ -162,8 +189,8 @@ static uint64_t add_floats(const ptx_instruction *in, uint64_t old, uint64_t val
 static uint64_t changed(const ptx_instruction *in, uint64_t old, uint64_t b, uint64_t c)
 {
     bool is_signed = in->kind == PTX_SIGNED;
-    int64_t old_signed = (int64_t)element((const char *)&old, in->width, true),
-            b_signed = (int64_t)element((const char *)&b, in->width, true);
+    int64_t old_signed = (int64_t)extended(old, in->width, true),
+            b_signed = (int64_t)extended(b, in->width, true);
     switch ((ptx_action)in->action) {
     case PTX_ADD: return in->kind == PTX_FLOAT ? add_floats(in, old, b) : old + b;
     case PTX_MIN: return is_signed ? (old_signed < b_signed ? old : b) : old < b ? old : b;

@@ -31,9 +31,24 @@ static int source_of(const ptx_instruction *in, int lane, uint32_t b, uint32_t c
     return *valid ? from : lane;
 }
 
+/* All lanes, across the whole warp, the same distance: what nearly every shuffle is. */
+static bool shuffle_whole(ptx_warp *w, const ptx_instruction *in, uint32_t lanes)
+{
+    const ptx_u32 *offsets = ptx_words(w, in->b), *clamps = ptx_words(w, in->e);
+    uint32_t values[PTX_LANES], same = 1;
+    if (lanes != UINT32_MAX || in->action != PTX_BUTTERFLY) return false;
+    for (int lane = 0; lane < PTX_LANES; lane++) same &= offsets[lane] == offsets[0] && clamps[lane] == 31;
+    if (!same) return false;
+    memcpy(values, ptx_words(w, in->a), sizeof values);
+    for (uint32_t lane = 0; lane < PTX_LANES; lane++) ptx_words(w, in->d)[lane] = values[lane ^ (offsets[0] & 31)];
+    if (in->more) *ptx_words(w, in->more) = UINT32_MAX;
+    return true;
+}
+
 static void shuffle(ptx_block *b, ptx_warp *w, const ptx_instruction *in, uint32_t lanes)
 {
     uint32_t values[PTX_LANES];
+    if (shuffle_whole(w, in, lanes)) return;
     memcpy(values, ptx_words(w, in->a), sizeof values);
     uint32_t valid_lanes = 0, reads[PTX_LANES];
     for (int lane = 0; lane < PTX_LANES; lane++) {
@@ -119,9 +134,28 @@ void ptx_exchange(ptx_block *b, ptx_warp *w, const ptx_instruction *in, uint32_t
 
 /* ---- parts of registers ---- */
 
+/* Two halves of a 32-bit register, in all lanes: what nearly every one is. */
+static bool pack_halves(const ptx_warp *w, const ptx_instruction *in, const uint32_t *more, uint32_t lanes)
+{
+    if (lanes != UINT32_MAX || in->width != 2 || in->count != 2) return false;
+    if (more[1] == PTX_B64 || more[3] == PTX_B64) return false;
+    ptx_u32 *low = ptx_words(w, more[0]), *high = ptx_words(w, more[2]);
+    for (int lane = 0; lane < PTX_LANES; lane++) {
+        if (in->operation == PTX_UNPACK) {
+            uint32_t value = ptx_words(w, in->a)[lane];
+            low[lane] = value & 0xffff;
+            high[lane] = value >> 16;
+        } else {
+            ptx_words(w, in->d)[lane] = (low[lane] & 0xffff) | high[lane] << 16;
+        }
+    }
+    return true;
+}
+
 void ptx_pack(ptx_block *b, ptx_warp *w, const ptx_instruction *in, uint32_t lanes)
 {
     const uint32_t *more = b->code->more + in->more;
+    if (pack_halves(w, in, more, lanes)) return;
     uint64_t mask = in->width == 8 ? ~(uint64_t)0 : ((uint64_t)1 << 8 * in->width) - 1;
     for (uint32_t left = lanes; left; left &= left - 1) {
         int lane = __builtin_ctz(left);
