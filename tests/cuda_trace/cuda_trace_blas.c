@@ -170,8 +170,13 @@ static void write_layout(const char *name, cublasLtMatrixLayout_t opaque, const 
 static trace_matrix matrix_of(cublasLtMatrixLayout_t opaque, const void *data)
 {
     const layout *it = (const layout *)(const void *)opaque;
-    return (trace_matrix){(cudaDataType_t)it->type, (void *)(uintptr_t)data, it->rows, it->columns,
-                          it->ld,                   it->batch,               it->stride};
+    return (trace_matrix){(cudaDataType_t)it->type,
+                          (void *)(uintptr_t)data,
+                          it->rows,
+                          it->columns,
+                          it->ld,
+                          it->batch,
+                          it->stride};
 }
 
 static double factor_of(uint64_t scale, uint32_t bits)
@@ -210,8 +215,9 @@ static cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t opaqu
         if (trace_runs()) {
             trace_product *work = calloc(1, sizeof *work);
             if (work == NULL) abort();
-            *work = (trace_product){matrix_of(a_layout, a), matrix_of(b_layout, b), matrix_of(c_layout, c),
-                                    matrix_of(d_layout, d), it->transa == CUBLAS_OP_T, it->transb == CUBLAS_OP_T,
+            *work = (trace_product){matrix_of(a_layout, a),           matrix_of(b_layout, b),
+                                    matrix_of(c_layout, c),           matrix_of(d_layout, d),
+                                    it->transa == CUBLAS_OP_T,        it->transb == CUBLAS_OP_T,
                                     factor_of(it->scale, factors[0]), factor_of(it->scale, factors[1])};
             operation = (trace_operation){.run = trace_multiply, .release = free, .work = work};
         }

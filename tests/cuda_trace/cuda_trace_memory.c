@@ -345,7 +345,8 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
                         !trace_is_allocated(from, from_pitch * (height - 1) + width))))
             error = trace_result("cudaMemcpy2DAsync", cudaErrorInvalidValue);
         for (size_t i = 0; i < height && error == cudaSuccess; i++)
-            trace_enqueue(stream, copy_operation((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width));
+            trace_enqueue(stream, copy_operation((char *)to + i * to_pitch,
+                                                 (const char *)from + i * from_pitch, width));
     }
     trace_unlock();
     return error;

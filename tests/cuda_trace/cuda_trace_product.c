@@ -47,10 +47,11 @@ static bool lies_in_memory(const trace_matrix *it, const char *name)
 {
     size_t each = bytes_of(it->type);
     uint64_t elements = (it->batch - 1) * it->stride + (it->columns - 1) * it->ld + it->rows;
-    if (trace_is_device(it->data) && trace_is_allocated(it->data, elements * each) && (uintptr_t)it->data % each == 0)
+    if (trace_is_device(it->data) && trace_is_allocated(it->data, elements * each) &&
+        (uintptr_t)it->data % each == 0)
         return true;
-    fprintf(stderr, "cuda_trace: a product: matrix %s at %p, %llu elements, lies in no allocation\n", name, it->data,
-            (unsigned long long)elements);
+    fprintf(stderr, "cuda_trace: a product: matrix %s at %p, %llu elements, lies in no allocation\n", name,
+            it->data, (unsigned long long)elements);
     return false;
 }
 
@@ -73,7 +74,8 @@ static double *copy_rows(const trace_matrix *it, uint64_t batch, bool by_row, ui
 static void multiply_batch(const trace_product *it, uint64_t batch)
 {
     uint64_t m = it->d.rows, n = it->d.columns, k = it->a_transposed ? it->a.rows : it->a.columns;
-    double *a = copy_rows(&it->a, batch, it->a_transposed, m, k), *b = copy_rows(&it->b, batch, !it->b_transposed, n, k);
+    double *a = copy_rows(&it->a, batch, it->a_transposed, m, k),
+           *b = copy_rows(&it->b, batch, !it->b_transposed, n, k);
     char *d = trace_contents(it->d.data);
     const char *c = trace_contents(it->c.data);
     size_t each = bytes_of(it->d.type);
@@ -90,7 +92,9 @@ static void multiply_batch(const trace_product *it, uint64_t batch)
                 double value = whole ? sums[r] : (double)(float)sums[r];
                 value *= it->alpha;
                 if (it->beta != 0)
-                    value += it->beta * read_element(it->c.type, c + (batch * it->c.stride + j * it->c.ld + i + r) * each);
+                    value += it->beta *
+                             read_element(it->c.type,
+                                          c + (batch * it->c.stride + j * it->c.ld + i + r) * each);
                 write_element(it->d.type, d + (batch * it->d.stride + j * it->d.ld + i + r) * each, value);
             }
         }
@@ -106,8 +110,8 @@ void trace_multiply(void *work)
                 it->d.columns == (it->b_transposed ? it->b.rows : it->b.columns) &&
                 k == (it->b_transposed ? it->b.columns : it->b.rows);
     if (!fits) fprintf(stderr, "cuda_trace: a product: the matrices do not fit\n");
-    if (!fits || !lies_in_memory(&it->a, "a") || !lies_in_memory(&it->b, "b") || !lies_in_memory(&it->d, "d") ||
-        (it->beta != 0 && !lies_in_memory(&it->c, "c"))) {
+    if (!fits || !lies_in_memory(&it->a, "a") || !lies_in_memory(&it->b, "b") ||
+        !lies_in_memory(&it->d, "d") || (it->beta != 0 && !lies_in_memory(&it->c, "c"))) {
         trace_break(cudaErrorLaunchFailure);
         return;
     }

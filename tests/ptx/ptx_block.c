@@ -24,9 +24,9 @@ void ptx_fail(ptx_block *b, const ptx_warp *w, int lane, const ptx_instruction *
     b->failed = true;
     const unsigned *block = b->launch->shape.block;
     unsigned thread = (unsigned)(w->index * PTX_LANES + lane);
-    size_t length = (size_t)snprintf(
-        b->why, PTX_WHY, "%s: block %u,%u,%u thread %u,%u,%u: ", b->code->name, b->index[0], b->index[1], b->index[2],
-        thread % block[0], thread / block[0] % block[1], thread / block[0] / block[1]);
+    size_t length = (size_t)snprintf(b->why, PTX_WHY, "%s: block %u,%u,%u thread %u,%u,%u: ", b->code->name,
+                                     b->index[0], b->index[1], b->index[2], thread % block[0],
+                                     thread / block[0] % block[1], thread / block[0] / block[1]);
     va_list arguments;
     va_start(arguments, format);
     if (length < PTX_WHY) length += (size_t)vsnprintf(b->why + length, PTX_WHY - length, format, arguments);
@@ -81,7 +81,8 @@ void ptx_arrive(ptx_block *b, ptx_warp *w, int index, uint32_t lanes, uint32_t t
 {
     b->barriers[index].arrived += (uint32_t)__builtin_popcount(lanes);
     b->barriers[index].expected = threads;
-    for (uint32_t left = waits ? lanes : 0; left; left &= left - 1) w->barrier[__builtin_ctz(left)] = (uint8_t)index;
+    for (uint32_t left = waits ? lanes : 0; left; left &= left - 1)
+        w->barrier[__builtin_ctz(left)] = (uint8_t)index;
     if (waits) w->blocked |= lanes;
     open_if_full(b, index);
 }
@@ -166,9 +167,11 @@ static void fail_stuck(ptx_block *b)
         const ptx_instruction *in = &b->code->all[w->at[lane] - blocked];
         const ptx_barrier *barrier = &b->barriers[w->barrier[lane]];
         if (blocked)
-            ptx_fail(b, w, lane, in, "waits for ever: %u of %u threads have come to barrier %u", barrier->arrived,
-                     barrier->expected ? barrier->expected : living(b), w->barrier[lane]);
-        else ptx_fail(b, w, lane, in, "waits for ever: lanes %08x wait in the warp, of %08x", w->waiting, w->alive);
+            ptx_fail(b, w, lane, in, "waits for ever: %u of %u threads have come to barrier %u",
+                     barrier->arrived, barrier->expected ? barrier->expected : living(b), w->barrier[lane]);
+        else
+            ptx_fail(b, w, lane, in, "waits for ever: lanes %08x wait in the warp, of %08x", w->waiting,
+                     w->alive);
         return;
     }
 }

@@ -10,8 +10,8 @@
 
 enum {
     PTX_LANES = 32,
-    PTX_PREDICATES = 4096, /* a kernel may have so many; they come first in the file */
-    PTX_TRUE = 0,          /* the predicate that always holds */
+    PTX_PREDICATES = 4096,  /* a kernel may have so many; they come first in the file */
+    PTX_TRUE = 0,           /* the predicate that always holds */
     PTX_SHARED_BEGIN = 1024 /* what lies below belongs to the system, as on a device */
 };
 
@@ -43,17 +43,17 @@ typedef enum ptx_operation {
     PTX_ACTIVE,         /* d */
     PTX_LOAD,           /* more: registers */
     PTX_STORE,
-    PTX_ATOMIC,        /* d or nothing, a: address, b, c */
-    PTX_COPY_LOCAL,    /* imm: to, b: from, c: bytes, as they are */
-    PTX_COPY_ASYNC,    /* a: to in shared memory, b: from, c: bytes that are read, or nothing */
-    PTX_COMMIT,        /* ends a group of copies */
-    PTX_WAIT_GROUP,    /* until all but the newest `imm` groups are done */
-    PTX_WAIT_ALL,      /* of copies, also of those in no group */
-    PTX_PACK,          /* more: parts; d */
-    PTX_UNPACK,        /* more: parts; a */
-    PTX_LOAD_MATRIX,   /* more: registers; a: address */
-    PTX_MMA,           /* more: 4 of d, then a, b, c */
-    PTX_CARRY,         /* add, sub, mad with carry */
+    PTX_ATOMIC,      /* d or nothing, a: address, b, c */
+    PTX_COPY_LOCAL,  /* imm: to, b: from, c: bytes, as they are */
+    PTX_COPY_ASYNC,  /* a: to in shared memory, b: from, c: bytes that are read, or nothing */
+    PTX_COMMIT,      /* ends a group of copies */
+    PTX_WAIT_GROUP,  /* until all but the newest `imm` groups are done */
+    PTX_WAIT_ALL,    /* of copies, also of those in no group */
+    PTX_PACK,        /* more: parts; d */
+    PTX_UNPACK,      /* more: parts; a */
+    PTX_LOAD_MATRIX, /* more: registers; a: address */
+    PTX_MMA,         /* more: 4 of d, then a, b, c */
+    PTX_CARRY,       /* add, sub, mad with carry */
     PTX_FIRST_SIMPLE
 } ptx_operation;
 
@@ -143,11 +143,11 @@ typedef struct ptx_code {
     uint32_t constant_count, constant_capacity;
     uint32_t special[PTX_SPECIALS]; /* slots, or 0 */
     uint32_t file_bytes, predicates;
-    uint32_t shared_bytes;  /* from 0; dynamic shared memory follows */
-    uint32_t local_bytes;   /* of a thread */
-    uint32_t carry;         /* a predicate */
-    uint32_t dynamic[2];    /* slots of 32 and 64 bits with the end of shared_bytes, or 0 */
-    uint32_t *parameters;   /* offset and bytes, by turns */
+    uint32_t shared_bytes; /* from 0; dynamic shared memory follows */
+    uint32_t local_bytes;  /* of a thread */
+    uint32_t carry;        /* a predicate */
+    uint32_t dynamic[2];   /* slots of 32 and 64 bits with the end of shared_bytes, or 0 */
+    uint32_t *parameters;  /* offset and bytes, by turns */
     uint32_t parameter_count, parameter_bytes;
     struct ptx_code *next;
 } ptx_code;
@@ -157,7 +157,7 @@ typedef struct ptx_variable {
     char *name;
     ptx_space space;
     uint32_t bytes, align;
-    char *at; /* contents of a global one; its address on the device is this */
+    char *at;     /* contents of a global one; its address on the device is this */
     bool dynamic; /* .extern .shared */
 } ptx_variable;
 
@@ -202,7 +202,8 @@ typedef struct ptx_warp {
     unsigned char *file;
     char *local;
     uint32_t at[PTX_LANES]; /* where a lane goes on */
-    uint32_t alive, waiting, blocked; /* of the living: at an exchange in the warp; at a barrier of the block */
+    uint32_t alive, waiting,
+        blocked; /* of the living: at an exchange in the warp; at a barrier of the block */
     uint8_t barrier[PTX_LANES];
     uint32_t group[PTX_LANES]; /* copies: the group that is open */
     ptx_copy *copies;

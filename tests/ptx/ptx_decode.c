@@ -51,7 +51,8 @@ static void drop_sign(words *w)
     bool moves = strcmp(first, "mov") == 0 || strcmp(first, "selp") == 0, drops = false;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) drops |= strcmp(all[i], first) == 0;
     if (w->count > 2 && strcmp(w->all[1], "lo") == 0) drops = true;
-    if (strcmp(first, "setp") == 0 && (strcmp(w->all[1], "eq") == 0 || strcmp(w->all[1], "ne") == 0)) drops = true;
+    if (strcmp(first, "setp") == 0 && (strcmp(w->all[1], "eq") == 0 || strcmp(w->all[1], "ne") == 0))
+        drops = true;
     if (!drops || !(t[0] == 's' || t[0] == 'u' || (moves && t[0] == 'f'))) return;
     snprintf(type, sizeof type, "b%s", t + 1);
     w->all[w->count - 1] = type;
@@ -79,7 +80,8 @@ static void drop_conversion(words *w)
 static void drop_rounding(words *w)
 {
     if (w->count != 3 || strcmp(w->all[1], "rn") != 0) return;
-    if (strcmp(w->all[0], "add") != 0 && strcmp(w->all[0], "sub") != 0 && strcmp(w->all[0], "mul") != 0) return;
+    if (strcmp(w->all[0], "add") != 0 && strcmp(w->all[0], "sub") != 0 && strcmp(w->all[0], "mul") != 0)
+        return;
     w->all[1] = w->all[2];
     w->count = 2;
 }
@@ -98,7 +100,8 @@ static bool decode_simple(ptx_parser *p, words *w, ptx_operand *operands, uint32
     for (uint32_t i = 0; i < count; i++) {
         const ptx_operand *o = &operands[i];
         ptx_class class = i ? it->operands[i - 1] : it->result;
-        if (o->what == PTX_IS_NAME || o->what == PTX_IS_VECTOR || o->memory || o->second || o->negated) return false;
+        if (o->what == PTX_IS_NAME || o->what == PTX_IS_VECTOR || o->memory || o->second || o->negated)
+            return false;
         operands[i].reads = i > 0;
         slots[i] = ptx_slot_of(p, o, class);
     }
@@ -134,11 +137,13 @@ static bool decode_address(ptx_parser *p, const words *w, ptx_operand *operands,
 {
     bool shared = has(w, "shared") || has(w, "shared::cta"), local = has(w, "local");
     ptx_class class = strcmp(last(w), "u64") == 0 ? PTX_B64 : PTX_B32;
-    if (count != 2 || (!shared && !local && !has(w, "global") && !has(w, "const") && !has(w, "param"))) return false;
+    if (count != 2 || (!shared && !local && !has(w, "global") && !has(w, "const") && !has(w, "param")))
+        return false;
     uint64_t window = shared ? PTX_SHARED_WINDOW : local ? PTX_LOCAL_WINDOW : 0;
     uint32_t to = ptx_slot_of(p, &operands[0], class), from = ptx_slot_of(p, &operands[1], class);
     uint32_t offset = ptx_constant_slot(p, class, has(w, "to") ? 0 - window : window);
-    ptx_instruction *in = ptx_emit(p, (ptx_operation)ptx_find_simple(class == PTX_B64 ? "add.b64" : "add.b32")->operation);
+    ptx_instruction *in = ptx_emit(
+        p, (ptx_operation)ptx_find_simple(class == PTX_B64 ? "add.b64" : "add.b32")->operation);
     in->d = to, in->a = from, in->b = offset;
     return true;
 }
@@ -170,7 +175,8 @@ static bool type_of(const char *type, ptx_instruction *in)
 static void set_address(ptx_parser *p, ptx_instruction *in, const ptx_operand *o, uint32_t slot)
 {
     in->a = slot;
-    in->wide_address = o->what != PTX_IS_REGISTER ? !(o->variable && o->value == PTX_DYNAMIC) : o->class == PTX_B64;
+    in->wide_address = o->what != PTX_IS_REGISTER ? !(o->variable && o->value == PTX_DYNAMIC)
+                                                  : o->class == PTX_B64;
     in->imm = o->offset;
     if (in->space == PTX_PARAM && o->variable && o->space == PTX_LOCAL) in->space = PTX_LOCAL;
     (void)p;
@@ -187,7 +193,10 @@ static uint32_t list_registers(ptx_parser *p, const ptx_operand *o, uint32_t wid
 {
     uint32_t first, slot = 0;
     if (o->what != PTX_IS_VECTOR)
-        slot = ptx_slot_of(p, o, o->what == PTX_IS_REGISTER && !o->sink ? o->class : width == 8 ? PTX_B64 : PTX_B32);
+        slot = ptx_slot_of(p, o,
+                           o->what == PTX_IS_REGISTER && !o->sink ? o->class
+                           : width == 8                           ? PTX_B64
+                                                                  : PTX_B32);
     first = p->code->more_count;
     if (o->what != PTX_IS_VECTOR) {
         ptx_more(p, slot);
@@ -223,11 +232,15 @@ static bool action_of(const words *w, uint8_t *action)
     static const struct {
         const char *word;
         ptx_action action;
-    } all[] = {{"add", PTX_ADD},       {"min", PTX_MIN},     {"max", PTX_MAX},  {"and", PTX_AND},
-               {"or", PTX_OR},         {"xor", PTX_XOR},     {"exch", PTX_EXCHANGE},
-               {"cas", PTX_COMPARE_AND_SWAP}, {"inc", PTX_INCREMENT}, {"dec", PTX_DECREMENT},
-               {"popc", PTX_POPULATION}, {"all", PTX_ALL},   {"any", PTX_ANY},  {"uni", PTX_UNIFORM},
-               {"ballot", PTX_BALLOT}, {"up", PTX_UP},       {"down", PTX_DOWN}, {"bfly", PTX_BUTTERFLY},
+    } all[] = {{"add", PTX_ADD},         {"min", PTX_MIN},
+               {"max", PTX_MAX},         {"and", PTX_AND},
+               {"or", PTX_OR},           {"xor", PTX_XOR},
+               {"exch", PTX_EXCHANGE},   {"cas", PTX_COMPARE_AND_SWAP},
+               {"inc", PTX_INCREMENT},   {"dec", PTX_DECREMENT},
+               {"popc", PTX_POPULATION}, {"all", PTX_ALL},
+               {"any", PTX_ANY},         {"uni", PTX_UNIFORM},
+               {"ballot", PTX_BALLOT},   {"up", PTX_UP},
+               {"down", PTX_DOWN},       {"bfly", PTX_BUTTERFLY},
                {"idx", PTX_INDEX}};
     for (uint32_t i = 1; i < w->count; i++)
         for (size_t k = 0; k < sizeof all / sizeof *all; k++)
@@ -243,7 +256,8 @@ static bool decode_atomic(ptx_parser *p, const words *w, ptx_operand *operands, 
 {
     uint32_t first = strcmp(w->all[0], "atom") == 0, b, c = 0, d = 0;
     ptx_instruction type = {0};
-    if (count < first + 2 || count > first + 3 || !operands[first].memory || !type_of(last(w), &type)) return false;
+    if (count < first + 2 || count > first + 3 || !operands[first].memory || !type_of(last(w), &type))
+        return false;
     if (!action_of(w, &type.action) || has(w, "v2") || has(w, "v4") || has(w, "noftz")) return false;
     ptx_class class = type.width == 8 ? PTX_B64 : type.width == 2 ? PTX_B16 : PTX_B32;
     if (first) d = ptx_slot_of(p, &operands[0], class);
@@ -255,7 +269,7 @@ static bool decode_atomic(ptx_parser *p, const words *w, ptx_operand *operands, 
     in->kind = type.kind;
     in->action = type.action;
     in->space = (uint8_t)space_of(w);
-    in->classes = (uint8_t)class;
+    in->classes = (uint8_t) class;
     in->d = d, in->b = b, in->c = c;
     set_address(p, in, &operands[first], slot);
     return true;
@@ -275,7 +289,8 @@ static bool decode_copy(ptx_parser *p, const words *w, ptx_operand *operands, ui
         ptx_emit(p, PTX_WAIT_GROUP)->imm = (int64_t)operands[0].value;
         return count == 1;
     }
-    if (has(w, "bulk") || has(w, "mbarrier") || count < 3 || !operands[0].memory || !operands[1].memory) return false;
+    if (has(w, "bulk") || has(w, "mbarrier") || count < 3 || !operands[0].memory || !operands[1].memory)
+        return false;
     uint32_t to = address_slot(p, &operands[0]), from = address_slot(p, &operands[1]);
     uint32_t read = count > 3 ? ptx_slot_of(p, &operands[3], PTX_B32) : 0;
     ptx_instruction *in = ptx_emit(p, PTX_COPY_ASYNC);
@@ -295,7 +310,8 @@ static bool decode_shuffle(ptx_parser *p, const words *w, ptx_operand *o, uint32
     uint8_t action = 0;
     if (count != 5 || !action_of(w, &action)) return false;
     uint32_t d = ptx_slot_of(p, &o[0], PTX_B32), a = ptx_slot_of(p, &o[1], PTX_B32);
-    uint32_t b = ptx_slot_of(p, &o[2], PTX_B32), e = ptx_slot_of(p, &o[3], PTX_B32), c = ptx_slot_of(p, &o[4], PTX_B32);
+    uint32_t b = ptx_slot_of(p, &o[2], PTX_B32), e = ptx_slot_of(p, &o[3], PTX_B32),
+             c = ptx_slot_of(p, &o[4], PTX_B32);
     uint32_t valid = o[0].second && !o[0].second->sink ? ptx_slot_of(p, o[0].second, PTX_PRED) : 0;
     ptx_instruction *in = ptx_emit(p, PTX_SHUFFLE);
     in->action = action;
@@ -341,7 +357,9 @@ static bool decode_barrier(ptx_parser *p, const words *w, ptx_operand *o, uint32
     uint32_t index = ptx_slot_of(p, &o[first], PTX_B32);
     if (count == first + (reduces ? 3 : 2)) threads = ptx_slot_of(p, &o[first + 1], PTX_B32);
     bool negated = reduces && o[count - 1].negated;
-    ptx_instruction *in = ptx_emit(p, reduces ? PTX_BARRIER_REDUCE : arrives ? PTX_BARRIER_ARRIVE : PTX_BARRIER);
+    ptx_instruction *in = ptx_emit(p, reduces   ? PTX_BARRIER_REDUCE
+                                      : arrives ? PTX_BARRIER_ARRIVE
+                                                : PTX_BARRIER);
     in->a = index, in->b = threads, in->c = c, in->d = d;
     in->action = action;
     in->high = negated;
@@ -365,11 +383,13 @@ static bool decode_matrix(ptx_parser *p, const words *w, ptx_operand *o, uint32_
         return true;
     }
     /* mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 */
-    if (w->count != 10 || count != 4 || strcmp(w->all[6], "f32") != 0 || strcmp(w->all[9], "f32") != 0) return false;
+    if (w->count != 10 || count != 4 || strcmp(w->all[6], "f32") != 0 || strcmp(w->all[9], "f32") != 0)
+        return false;
     bool deep = strcmp(w->all[3], "m16n8k16") == 0;
     if (!deep && strcmp(w->all[3], "m16n8k8") != 0) return false;
     uint8_t kind = strcmp(w->all[7], "bf16") == 0 ? PTX_BFLOAT : PTX_HALF;
-    if ((kind == PTX_HALF && strcmp(w->all[7], "f16") != 0) || strcmp(w->all[7], w->all[8]) != 0) return false;
+    if ((kind == PTX_HALF && strcmp(w->all[7], "f16") != 0) || strcmp(w->all[7], w->all[8]) != 0)
+        return false;
     const uint32_t parts[4] = {4, deep ? 4 : 2, deep ? 2 : 1, 4};
     uint32_t slots[14], at = 0;
     for (uint32_t i = 0; i < 4; i++) {
@@ -398,7 +418,7 @@ static bool decode_carry(ptx_parser *p, const words *w, ptx_operand *o, uint32_t
     for (uint32_t i = 0; i < count; i++) slots[i] = ptx_slot_of(p, &o[i], class);
     ptx_instruction *in = ptx_emit(p, PTX_CARRY);
     in->d = slots[0], in->a = slots[1], in->b = slots[2], in->c = slots[3];
-    in->classes = (uint8_t)class;
+    in->classes = (uint8_t) class;
     in->action = mad ? PTX_ALL : sub ? PTX_DOWN : PTX_ADD;
     in->high = has(w, "hi");
     in->kind = last(w)[0] == 's' ? PTX_SIGNED : PTX_BITS;
@@ -434,13 +454,16 @@ void ptx_decode(ptx_parser *p, const char *name, ptx_operand *operands, uint32_t
     static const struct {
         const char *first;
         bool (*decode)(ptx_parser *p, const words *w, ptx_operand *operands, uint32_t count);
-    } all[] = {{"mov", decode_move},     {"cvta", decode_address},  {"ld", decode_memory},     {"st", decode_memory},
-               {"ldu", decode_memory},   {"atom", decode_atomic},   {"red", decode_atomic},    {"cp", decode_copy},
-               {"shfl", decode_shuffle}, {"vote", decode_vote},     {"redux", decode_vote},    {"match", decode_vote},
-               {"bar", decode_barrier},  {"barrier", decode_barrier}, {"ldmatrix", decode_matrix},
-               {"mma", decode_matrix},   {"add", decode_carry},     {"addc", decode_carry},    {"sub", decode_carry},
-               {"subc", decode_carry},   {"mad", decode_carry},     {"madc", decode_carry}};
-    static const char *const nothing[] = {"membar", "fence", "griddepcontrol", "prefetch", "nanosleep", "discard"};
+    } all[] = {{"mov", decode_move},    {"cvta", decode_address},    {"ld", decode_memory},
+               {"st", decode_memory},   {"ldu", decode_memory},      {"atom", decode_atomic},
+               {"red", decode_atomic},  {"cp", decode_copy},         {"shfl", decode_shuffle},
+               {"vote", decode_vote},   {"redux", decode_vote},      {"match", decode_vote},
+               {"bar", decode_barrier}, {"barrier", decode_barrier}, {"ldmatrix", decode_matrix},
+               {"mma", decode_matrix},  {"add", decode_carry},       {"addc", decode_carry},
+               {"sub", decode_carry},   {"subc", decode_carry},      {"mad", decode_carry},
+               {"madc", decode_carry}};
+    static const char *const nothing[] = {"membar",   "fence",     "griddepcontrol",
+                                          "prefetch", "nanosleep", "discard"};
     words w;
     split(&w, name);
     if (w.count == 0) {

@@ -59,16 +59,26 @@ static inline float ptx_flush(float value)
 }
 
 /* The operand that is a number; of two zeros the one with the right sign. For float and double. */
-#define ptx_min(a, b) ((a) < (b) ? (a) : (a) > (b) ? (b) : (a) != (a) ? (b) : (b) != (b) ? (a) : signbit(a) ? (a) : (b))
-#define ptx_max(a, b) ((a) > (b) ? (a) : (a) < (b) ? (b) : (a) != (a) ? (b) : (b) != (b) ? (a) : signbit(a) ? (b) : (a))
+#define ptx_min(a, b)                                                                                        \
+    ((a) < (b) ? (a) : (a) > (b) ? (b) : (a) != (a) ? (b) : (b) != (b) ? (a) : signbit(a) ? (a) : (b))
+#define ptx_max(a, b)                                                                                        \
+    ((a) > (b) ? (a) : (a) < (b) ? (b) : (a) != (a) ? (b) : (b) != (b) ? (a) : signbit(a) ? (b) : (a))
 
 /* 2^a: a whole power, and a series for the rest in f64, whose error is far below half a unit of f32. */
 static inline float ptx_exp2(float a)
 {
-    static const double factors[] = {1.0, 0.6931471805599453, 0.2402265069591007, 0.05550410866482158,
-                                     0.009618129107628477, 0.0013333558146428443, 0.0001540353039338161,
-                                     1.5252733804059841e-05, 1.3215486790144307e-06, 1.0178086009239699e-07,
-                                     7.054911620801121e-09, 4.4455382718708114e-10};
+    static const double factors[] = {1.0,
+                                     0.6931471805599453,
+                                     0.2402265069591007,
+                                     0.05550410866482158,
+                                     0.009618129107628477,
+                                     0.0013333558146428443,
+                                     0.0001540353039338161,
+                                     1.5252733804059841e-05,
+                                     1.3215486790144307e-06,
+                                     1.0178086009239699e-07,
+                                     7.054911620801121e-09,
+                                     4.4455382718708114e-10};
     float clamped = a > 200 ? 200 : a < -200 ? -200 : a == a ? a : 0;
     float whole = rintf(clamped);
     double rest = (double)clamped - (double)whole, sum = factors[11], power;

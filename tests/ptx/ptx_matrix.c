@@ -20,7 +20,8 @@ void ptx_load_matrix(ptx_block *b, ptx_warp *w, ptx_instruction *in, uint32_t la
         uint16_t matrix[8][8];
         for (int row = 0; row < 8; row++) {
             int lane = (int)i * 8 + row;
-            uint64_t address = (in->wide_address ? ptx_longs(w, in->a)[lane] : ptx_words(w, in->a)[lane]) + (uint64_t)in->imm;
+            uint64_t address = (in->wide_address ? ptx_longs(w, in->a)[lane] : ptx_words(w, in->a)[lane]) +
+                               (uint64_t)in->imm;
             const void *from = ptx_where(b, w, in, lane, PTX_SHARED, address, 16, 16);
             if (from == NULL) return;
             memcpy(matrix[row], from, 16);
@@ -45,7 +46,8 @@ static double half_of(const ptx_instruction *in, uint32_t pair, int second)
  * 2 (l % 4) and the next. */
 void ptx_mma(ptx_block *b, ptx_warp *w, const ptx_instruction *in)
 {
-    const uint32_t *d = b->code->more + in->more, *a = d + 4, *bs = a + in->count / 4, *c = bs + in->count / 8;
+    const uint32_t *d = b->code->more + in->more, *a = d + 4, *bs = a + in->count / 4,
+                   *c = bs + in->count / 8;
     double left[16][16], right[16][8];
     for (int lane = 0; lane < PTX_LANES; lane++) {
         int row = lane / 4, column = lane % 4 * 2;

@@ -11,7 +11,8 @@ static uint64_t address_of(const ptx_warp *w, const ptx_instruction *in, int lan
 
 static const char *name_of(ptx_space space)
 {
-    static const char *const names[] = {"memory", "global memory", "shared memory", "local memory", "parameters"};
+    static const char *const names[] = {"memory", "global memory", "shared memory", "local memory",
+                                        "parameters"};
     return names[space];
 }
 
@@ -38,18 +39,21 @@ static bool find_range(ptx_block *b, ptx_instruction *in, uint64_t address)
     return true;
 }
 
-static void *where_global(ptx_block *b, ptx_warp *w, ptx_instruction *in, int lane, uint64_t address, uint32_t bytes)
+static void *where_global(ptx_block *b, ptx_warp *w, ptx_instruction *in, int lane, uint64_t address,
+                          uint32_t bytes)
 {
     uint64_t offset = address - in->begin;
     if (in->epoch != b->epoch || offset >= in->bytes || bytes > in->bytes - offset) {
         if (!find_range(b, in, address)) {
-            ptx_fail(b, w, lane, in, "%u bytes at %#llx lie in no allocation", bytes, (unsigned long long)address);
+            ptx_fail(b, w, lane, in, "%u bytes at %#llx lie in no allocation", bytes,
+                     (unsigned long long)address);
             return NULL;
         }
         offset = address - in->begin;
         if (offset >= in->bytes || bytes > in->bytes - offset) {
-            ptx_fail(b, w, lane, in, "%u bytes at %#llx reach beyond the allocation of %llu bytes at %#llx", bytes,
-                     (unsigned long long)address, (unsigned long long)in->bytes, (unsigned long long)in->begin);
+            ptx_fail(b, w, lane, in, "%u bytes at %#llx reach beyond the allocation of %llu bytes at %#llx",
+                     bytes, (unsigned long long)address, (unsigned long long)in->bytes,
+                     (unsigned long long)in->begin);
             in->epoch = 0;
             return NULL;
         }
@@ -81,7 +85,8 @@ void *ptx_where(ptx_block *b, ptx_warp *w, ptx_instruction *in, int lane, ptx_sp
     }
     if (address < low || address >= high || bytes > high - address) {
         ptx_fail(b, w, lane, in, "%u bytes at %#llx are outside of %s, which has [%#llx, %#llx)", bytes,
-                 (unsigned long long)address, name_of(space), (unsigned long long)low, (unsigned long long)high);
+                 (unsigned long long)address, name_of(space), (unsigned long long)low,
+                 (unsigned long long)high);
         return NULL;
     }
     return base + address;
@@ -95,11 +100,13 @@ static inline char *where(ptx_block *b, ptx_warp *w, ptx_instruction *in, int la
     uint64_t address = address_of(w, in, lane);
     if (in->space == PTX_SHARED) {
         uint64_t offset = address - PTX_SHARED_BEGIN;
-        if (offset + bytes <= b->shared_bytes - PTX_SHARED_BEGIN && offset < b->shared_bytes && !(address & (bytes - 1)))
+        if (offset + bytes <= b->shared_bytes - PTX_SHARED_BEGIN && offset < b->shared_bytes &&
+            !(address & (bytes - 1)))
             return b->shared + address;
     } else if (in->space != PTX_PARAM && in->epoch == b->epoch) {
         uint64_t offset = address - in->begin;
-        if (offset < in->bytes && bytes <= in->bytes - offset && !(address & (bytes - 1))) return in->at + offset;
+        if (offset < in->bytes && bytes <= in->bytes - offset && !(address & (bytes - 1)))
+            return in->at + offset;
     }
     return ptx_where(b, w, in, lane, (ptx_space)in->space, address, bytes, bytes);
 }
@@ -111,8 +118,8 @@ static inline uint64_t extended(uint64_t value, uint32_t width, bool is_signed)
 }
 
 /* `count` elements of `width` bytes for each lane. Inlined for each width: copies of a constant size are one move. */
-static inline __attribute__((always_inline)) void load_elements(ptx_block *b, ptx_warp *w, ptx_instruction *in,
-                                                                uint32_t lanes, uint32_t width)
+static inline __attribute__((always_inline)) void
+load_elements(ptx_block *b, ptx_warp *w, ptx_instruction *in, uint32_t lanes, uint32_t width)
 {
     const uint32_t *more = b->code->more + in->more;
     const uint32_t count = in->count, bytes = width * count;
@@ -129,8 +136,8 @@ static inline __attribute__((always_inline)) void load_elements(ptx_block *b, pt
     }
 }
 
-static inline __attribute__((always_inline)) void store_elements(ptx_block *b, ptx_warp *w, ptx_instruction *in,
-                                                                 uint32_t lanes, uint32_t width)
+static inline __attribute__((always_inline)) void
+store_elements(ptx_block *b, ptx_warp *w, ptx_instruction *in, uint32_t lanes, uint32_t width)
 {
     const uint32_t *more = b->code->more + in->more;
     const uint32_t count = in->count, bytes = width * count;
@@ -213,7 +220,8 @@ void ptx_atomic(ptx_block *b, ptx_warp *w, ptx_instruction *in, uint32_t lanes)
     }
     for (uint32_t left = lanes; left; left &= left - 1) {
         int lane = __builtin_ctz(left);
-        char *at = ptx_where(b, w, in, lane, (ptx_space)in->space, address_of(w, in, lane), in->width, in->width);
+        char *at = ptx_where(b, w, in, lane, (ptx_space)in->space, address_of(w, in, lane), in->width,
+                             in->width);
         if (at == NULL) return;
         uint64_t old = 0, value;
         memcpy(&old, at, in->width);
@@ -248,7 +256,8 @@ void ptx_copy_async(ptx_block *b, ptx_warp *w, ptx_instruction *in, uint32_t lan
         }
         uint64_t from = ptx_longs(w, in->b)[lane] + (uint64_t)(int64_t)(int32_t)in->d;
         uint32_t read = in->c ? ptx_words(w, in->c)[lane] : in->width;
-        if (from & (in->width - 1u)) ptx_fail(b, w, lane, in, "%#llx is not a multiple of %u", (unsigned long long)from, in->width);
+        if (from & (in->width - 1u))
+            ptx_fail(b, w, lane, in, "%#llx is not a multiple of %u", (unsigned long long)from, in->width);
         if (read > in->width) ptx_fail(b, w, lane, in, "%u bytes are read for %u", read, in->width);
         w->copies[w->copy_count++] = (ptx_copy){.from = from,
                                                 .to = (uint32_t)address_of(w, in, lane),

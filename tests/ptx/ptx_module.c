@@ -95,7 +95,8 @@ static void read_variable(ptx_module *m, const char *p)
         size_t length = strcspn(p, " \t\r\n");
         if (strncmp(p, ".extern", length) == 0) v.dynamic = true;
         else if (strncmp(p, ".shared", length) == 0) v.space = PTX_SHARED;
-        else if (strncmp(p, ".global", length) == 0 || strncmp(p, ".const", length) == 0) v.space = PTX_GLOBAL;
+        else if (strncmp(p, ".global", length) == 0 || strncmp(p, ".const", length) == 0)
+            v.space = PTX_GLOBAL;
         else if (strncmp(p, ".align", length) == 0) {
             v.align = (uint32_t)strtoul(p + length, NULL, 10);
             length += strspn(p + length, " \t0123456789");
@@ -133,8 +134,10 @@ static void read_variables(ptx_module *m)
         else if (*p == '}') depth--;
         if (depth != 0 || *p != '.' || (p > m->text && !isspace((unsigned char)p[-1]))) continue;
         size_t length = strcspn(p, ";{(");
-        const char *shared = strstr(p, ".shared"), *global = strstr(p, ".global"), *fixed = strstr(p, ".const");
-        bool begins = strncmp(p, ".extern", 7) == 0 || strncmp(p, ".visible", 8) == 0 || strncmp(p, ".weak", 5) == 0;
+        const char *shared = strstr(p, ".shared"), *global = strstr(p, ".global"),
+                   *fixed = strstr(p, ".const");
+        bool begins = strncmp(p, ".extern", 7) == 0 || strncmp(p, ".visible", 8) == 0 ||
+                      strncmp(p, ".weak", 5) == 0;
         if (shared != p && global != p && fixed != p && !begins) continue;
         if (begins && !(shared && shared < p + length) && !(global && global < p + length) &&
             !(fixed && fixed < p + length))
@@ -188,7 +191,8 @@ ptx_code *ptx_find_kernel(ptx_module *m, const char *name, char why[PTX_WHY])
     size_t length = strlen(name);
     for (const char *p = m->text; (p = strstr(p, ".entry")) != NULL;) {
         p = skip_space(p + 6);
-        if (strncmp(p, name, length) != 0 || (p[length] != '(' && !isspace((unsigned char)p[length]))) continue;
+        if (strncmp(p, name, length) != 0 || (p[length] != '(' && !isspace((unsigned char)p[length])))
+            continue;
         ptx_code *code = ptx_parse(m, name, p + length, why);
         if (code) {
             code->next = m->kernels;

@@ -68,10 +68,10 @@ static void read_number(ptx_parser *p, ptx_operand *o)
 static uint32_t special_slot(ptx_parser *p, const char *name)
 {
     static const char *const names[PTX_SPECIALS] = {
-        "%tid.x",     "%tid.y",     "%tid.z",        "%ntid.x",       "%ntid.y",       "%ntid.z",       "%ctaid.x",
-        "%ctaid.y",   "%ctaid.z",   "%nctaid.x",     "%nctaid.y",     "%nctaid.z",     "%laneid",       "%warpid",
-        "%lanemask_lt", "%lanemask_le", "%lanemask_gt", "%lanemask_ge", "%lanemask_eq", "%clock",
-        "%cluster_ctarank"};
+        "%tid.x",       "%tid.y",   "%tid.z",          "%ntid.x",      "%ntid.y",      "%ntid.z",
+        "%ctaid.x",     "%ctaid.y", "%ctaid.z",        "%nctaid.x",    "%nctaid.y",    "%nctaid.z",
+        "%laneid",      "%warpid",  "%lanemask_lt",    "%lanemask_le", "%lanemask_gt", "%lanemask_ge",
+        "%lanemask_eq", "%clock",   "%cluster_ctarank"};
     for (int i = 0; i < PTX_SPECIALS; i++)
         if (strcmp(names[i], name) == 0) {
             if (p->code->special[i] == 0) p->code->special[i] = ptx_new_slot(p, PTX_B32);
@@ -94,7 +94,8 @@ static bool module_variable(ptx_parser *p, ptx_operand *o)
             o->value = PTX_DYNAMIC;
         } else {
             if (!p->placed[i]) {
-                p->places[i] = p->code->shared_bytes = (p->code->shared_bytes + v->align - 1) / v->align * v->align;
+                p->places[i] = p->code->shared_bytes = (p->code->shared_bytes + v->align - 1) / v->align *
+                                                       v->align;
                 p->code->shared_bytes += v->bytes;
                 p->placed[i] = true;
             }
@@ -119,7 +120,9 @@ static void resolve(ptx_parser *p, ptx_operand *o)
         if (index >= it->count) ptx_wrong(p, "register %s is not declared", o->name);
         o->what = PTX_IS_REGISTER;
         o->class = it->class;
-        o->slot = it->slot + index * (it->class == PTX_PRED ? 4 : it->class == PTX_B64 ? 8 * PTX_LANES : 4 * PTX_LANES);
+        o->slot = it->slot + index * (it->class == PTX_PRED  ? 4
+                                      : it->class == PTX_B64 ? 8 * PTX_LANES
+                                                             : 4 * PTX_LANES);
     } else if (it) {
         o->what = PTX_IS_VALUE;
         o->variable = true;
@@ -207,7 +210,8 @@ uint32_t ptx_slot_of(ptx_parser *p, const ptx_operand *o, ptx_class class)
 {
     if (o->what == PTX_IS_REGISTER) {
         if (o->sink) return ptx_new_slot(p, class);
-        if ((o->class == PTX_PRED) != (class == PTX_PRED)) ptx_wrong(p, "register %s is a predicate, or is none", o->name);
+        if ((o->class == PTX_PRED) != (class == PTX_PRED))
+            ptx_wrong(p, "register %s is a predicate, or is none", o->name);
         if ((o->class == PTX_B64) != (class == PTX_B64)) {
             /* An operand may be the low part of a wider register; a result may not be so here. */
             if (class == PTX_B64 || !o->reads) ptx_wrong(p, "register %s has another size", o->name);

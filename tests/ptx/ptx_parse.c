@@ -61,8 +61,10 @@ uint32_t ptx_constant_slot(ptx_parser *p, ptx_class class, uint64_t value)
     else if (class == PTX_B32) value = (uint32_t)value;
     ptx_class kept = class == PTX_B16 ? PTX_B32 : class;
     for (uint32_t i = 0; i < code->constant_count; i++)
-        if (code->constants[i].class == kept && code->constants[i].value == value) return code->constants[i].slot;
-    code->constants = grow(code->constants, code->constant_count, &code->constant_capacity, sizeof *code->constants);
+        if (code->constants[i].class == kept && code->constants[i].value == value)
+            return code->constants[i].slot;
+    code->constants = grow(code->constants, code->constant_count, &code->constant_capacity,
+                           sizeof *code->constants);
     uint32_t slot = ptx_new_slot(p, kept);
     code->constants[code->constant_count++] = (ptx_constant){slot, kept, value};
     return slot;
@@ -319,12 +321,12 @@ static void read_body(ptx_parser *p)
 }
 
 /* (.param .u64 NAME, .param .align 4 .b8 NAME[BYTES]); a function's lie in local memory. */
-static void read_parameters(ptx_parser *p, uint32_t *list, uint32_t *count, uint32_t most)
+static void read_parameters(ptx_parser *p, uint32_t *list, uint32_t *count, uint32_t limit)
 {
     char word[PTX_NAME];
     if (!ptx_take(p, '(')) return;
     while (!ptx_take(p, ')') && !p->failed) {
-        if (!ptx_word(p, word) || strcmp(word, ".param") != 0 || *count == most) {
+        if (!ptx_word(p, word) || strcmp(word, ".param") != 0 || *count == limit) {
             ptx_wrong(p, "a parameter");
             return;
         }
@@ -399,14 +401,14 @@ void ptx_code_free(ptx_code *code)
 
 ptx_code *ptx_parse(ptx_module *m, const char *name, const char *at, char why[PTX_WHY])
 {
-    enum { MOST = 64 };
+    enum { MAX_PARAMETERS = 64 };
     ptx_parser *p = calloc(1, sizeof *p);
     if (p == NULL || (p->code = calloc(1, sizeof *p->code)) == NULL) abort();
     ptx_code *code = p->code;
     p->symbols = calloc(PTX_SYMBOLS, sizeof *p->symbols);
     p->placed = calloc(m->variable_count + 1, sizeof *p->placed);
     p->places = calloc(m->variable_count + 1, sizeof *p->places);
-    code->parameters = calloc(2 * MOST, sizeof *code->parameters);
+    code->parameters = calloc(2 * MAX_PARAMETERS, sizeof *code->parameters);
     if (p->symbols == NULL || p->placed == NULL || p->places == NULL || code->parameters == NULL) abort();
     p->module = m;
     p->at = p->text = at;
@@ -416,7 +418,7 @@ ptx_code *ptx_parse(ptx_module *m, const char *name, const char *at, char why[PT
     code->predicates = 1; /* PTX_TRUE */
     code->shared_bytes = PTX_SHARED_BEGIN;
     code->carry = ptx_new_slot(p, PTX_PRED);
-    read_parameters(p, code->parameters, &code->parameter_count, MOST);
+    read_parameters(p, code->parameters, &code->parameter_count, MAX_PARAMETERS);
     p->at += strcspn(p->at, "{");
     ptx_take(p, '{');
     if (!p->failed) read_body(p);

@@ -35,10 +35,10 @@ typedef struct ptx_jump {
 /* A function that was called: its code follows that of the kernel. */
 typedef struct ptx_function {
     char *name;
-    const char *at; /* its text, from the name on */
-    uint32_t entry; /* its first instruction */
+    const char *at;                                            /* its text, from the name on */
+    uint32_t entry;                                            /* its first instruction */
     uint32_t result, parameters[4], sizes[4], parameter_count; /* in local memory */
-    uint32_t back; /* the register with the return address */
+    uint32_t back;                                             /* the register with the return address */
     bool done;
 } ptx_function;
 
@@ -47,7 +47,7 @@ typedef struct ptx_operand {
     bool memory, negated, sink, reads; /* reads: it is no result */
     ptx_class class;
     uint32_t slot;
-    uint64_t value; /* also the address of a variable */
+    uint64_t value;  /* also the address of a variable */
     ptx_space space; /* of a variable, or PTX_GENERIC */
     bool variable;
     int64_t offset;

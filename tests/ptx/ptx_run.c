@@ -96,8 +96,8 @@ static uint32_t waiting_at(const ptx_warp *w, uint32_t at)
 /* Which lanes an exchange is of. */
 static uint32_t members_of(const ptx_warp *w, const ptx_instruction *in, int lane)
 {
-    bool named = in->operation == PTX_WARP_BARRIER || in->operation == PTX_SHUFFLE || in->operation == PTX_VOTE ||
-                 in->operation == PTX_REDUX || in->operation == PTX_MATCH;
+    bool named = in->operation == PTX_WARP_BARRIER || in->operation == PTX_SHUFFLE ||
+                 in->operation == PTX_VOTE || in->operation == PTX_REDUX || in->operation == PTX_MATCH;
     return (named ? ptx_words(w, in->c)[lane] : UINT32_MAX) & w->alive;
 }
 

@@ -19,7 +19,8 @@ enum {
 
 #define UNARY(ID, name, r, a, value) {name, PTX_##ID, CLASS_##r, {CLASS_##a}, 1},
 #define BINARY(ID, name, r, a, b, value) {name, PTX_##ID, CLASS_##r, {CLASS_##a, CLASS_##b}, 2},
-#define TERNARY(ID, name, r, a, b, c, value) {name, PTX_##ID, CLASS_##r, {CLASS_##a, CLASS_##b, CLASS_##c}, 3},
+#define TERNARY(ID, name, r, a, b, c, value)                                                                 \
+    {name, PTX_##ID, CLASS_##r, {CLASS_##a, CLASS_##b, CLASS_##c}, 3},
 #define QUATERNARY(ID, name, r, a, b, c, d, value)                                                           \
     {name, PTX_##ID, CLASS_##r, {CLASS_##a, CLASS_##b, CLASS_##c, CLASS_##d}, 4},
 #define SELECT(ID, name, r) {name, PTX_##ID, CLASS_##r, {CLASS_##r, CLASS_##r, PTX_PRED}, 3},

@@ -11,9 +11,11 @@
 #define SELECT UNARY
 #define COMPARE UNARY
 #define LOGIC UNARY
-enum { PTX_BEFORE_SIMPLE = PTX_FIRST_SIMPLE - 1,
+enum {
+    PTX_BEFORE_SIMPLE = PTX_FIRST_SIMPLE - 1,
 #include "ptx_ops.inc"
-       PTX_OPERATIONS };
+    PTX_OPERATIONS
+};
 #undef UNARY
 #undef BINARY
 #undef TERNARY

@@ -40,7 +40,8 @@ static bool shuffle_whole(ptx_warp *w, const ptx_instruction *in, uint32_t lanes
     for (int lane = 0; lane < PTX_LANES; lane++) same &= offsets[lane] == offsets[0] && clamps[lane] == 31;
     if (!same) return false;
     memcpy(values, ptx_words(w, in->a), sizeof values);
-    for (uint32_t lane = 0; lane < PTX_LANES; lane++) ptx_words(w, in->d)[lane] = values[lane ^ (offsets[0] & 31)];
+    for (uint32_t lane = 0; lane < PTX_LANES; lane++)
+        ptx_words(w, in->d)[lane] = values[lane ^ (offsets[0] & 31)];
     if (in->more) *ptx_words(w, in->more) = UINT32_MAX;
     return true;
 }
@@ -166,7 +167,8 @@ void ptx_pack(ptx_block *b, ptx_warp *w, const ptx_instruction *in, uint32_t lan
         } else {
             uint64_t value = 0;
             for (uint32_t i = in->count; i-- > 0;)
-                value = value << 8 * in->width | (ptx_lane(w, more[2 * i], (ptx_class)more[2 * i + 1], lane) & mask);
+                value = value << 8 * in->width |
+                        (ptx_lane(w, more[2 * i], (ptx_class)more[2 * i + 1], lane) & mask);
             ptx_set_lane(w, in->d, (ptx_class)in->classes, lane, value);
         }
     }
@@ -196,7 +198,8 @@ void ptx_carry(ptx_block *b, ptx_warp *w, const ptx_instruction *in, uint32_t la
             x = (uint64_t)(in->high ? whole >> bits : whole) & mask;
             y = ptx_lane(w, in->c, class, lane);
         }
-        unsigned __int128 sum = in->action == PTX_DOWN ? (unsigned __int128)x - y - carry : (unsigned __int128)x + y + carry;
+        unsigned __int128 sum = in->action == PTX_DOWN ? (unsigned __int128)x - y - carry
+                                                       : (unsigned __int128)x + y + carry;
         ptx_set_lane(w, in->d, class, lane, (uint64_t)sum & mask);
         if (in->carries_out) *carries = (*carries & ~(1u << lane)) | (uint32_t)(sum >> bits & 1) << lane;
     }

@@ -259,18 +259,21 @@ static size_t read_literals(unpacker *u, const uint8_t *from, size_t bytes)
 
 /* ---- sequences ---- */
 
-static const uint32_t length_base[] = {0,  1,  2,  3,  4,  5,  6,   7,   8,   9,    10,   11,   12,    13,    14,   15,  16, 18,
-                                       20, 22, 24, 28, 32, 40, 48, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
-static const uint8_t length_bits[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0,  0,  1,  1,
+static const uint32_t length_base[] = {0,  1,  2,   3,   4,   5,    6,    7,    8,    9,     10,    11,
+                                       12, 13, 14,  15,  16,  18,   20,   22,   24,   28,    32,    40,
+                                       48, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
+static const uint8_t length_bits[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0,  0,  0,  0,  1,  1,
                                       1, 1, 2, 2, 3, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
-static const uint8_t match_bits[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                                     0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
-static const int16_t default_lengths[] = {4, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 2, 2,
+static const uint8_t match_bits[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0,  0,  0,  0,  0,  0, 0,
+                                     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0,  0,  0,  1,  1,  1, 1,
+                                     2, 2, 3, 3, 4, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+static const int16_t default_lengths[] = {4, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1,  1,  2,  2,
                                           2, 2, 2, 2, 2, 2, 2, 3, 2, 1, 1, 1, 1, 1, -1, -1, -1, -1};
-static const int16_t default_offsets[] = {1, 1, 1, 1, 1, 1, 2, 2, 2, 1, 1, 1, 1, 1, 1,
+static const int16_t default_offsets[] = {1, 1, 1, 1, 1, 1, 2, 2, 2, 1,  1,  1,  1,  1, 1,
                                           1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1};
-static const int16_t default_matches[] = {1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-                                          1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1};
+static const int16_t default_matches[] = {1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1,  1,  1,  1,  1,  1,  1, 1,
+                                          1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,  1,  1,  1,  1,  1,  1, 1,
+                                          1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1};
 
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
 
@@ -348,11 +351,15 @@ static bool run_sequences(unpacker *u, bits_back *b, size_t count)
                  match = match_base(match_code) + read_back(b, match_bits[match_code]),
                  length = length_base[length_code] + read_back(b, length_bits[length_code]);
         if (i + 1 < count) {
-            length_state = u->lengths.states[length_state].base + read_back(b, u->lengths.states[length_state].bits);
-            match_state = u->matches.states[match_state].base + read_back(b, u->matches.states[match_state].bits);
-            offset_state = u->offsets.states[offset_state].base + read_back(b, u->offsets.states[offset_state].bits);
+            length_state = u->lengths.states[length_state].base +
+                           read_back(b, u->lengths.states[length_state].bits);
+            match_state = u->matches.states[match_state].base +
+                          read_back(b, u->matches.states[match_state].bits);
+            offset_state = u->offsets.states[offset_state].base +
+                           read_back(b, u->offsets.states[offset_state].bits);
         }
-        if (b->at < 0 || length > u->literal_count - taken || !put(u, u->literals + taken, length)) return false;
+        if (b->at < 0 || length > u->literal_count - taken || !put(u, u->literals + taken, length))
+            return false;
         taken += length;
         if (!put_match(u, true_offset(u, offset, length), match)) return false;
     }
@@ -377,9 +384,12 @@ static bool read_block(unpacker *u, const uint8_t *from, size_t bytes)
     if (from == end) return false;
     int modes = *from++;
     bits_back b;
-    return choose_table(&u->lengths, modes >> 6, &from, end, 9, 36, default_lengths, COUNT(default_lengths), 6) &&
-           choose_table(&u->offsets, modes >> 4 & 3, &from, end, 8, 32, default_offsets, COUNT(default_offsets), 5) &&
-           choose_table(&u->matches, modes >> 2 & 3, &from, end, 9, 53, default_matches, COUNT(default_matches), 6) &&
+    return choose_table(&u->lengths, modes >> 6, &from, end, 9, 36, default_lengths, COUNT(default_lengths),
+                        6) &&
+           choose_table(&u->offsets, modes >> 4 & 3, &from, end, 8, 32, default_offsets,
+                        COUNT(default_offsets), 5) &&
+           choose_table(&u->matches, modes >> 2 & 3, &from, end, 9, 53, default_matches,
+                        COUNT(default_matches), 6) &&
            begin_back(&b, from, (size_t)(end - from)) && run_sequences(u, &b, count);
 }
 
