@@ -490,7 +490,12 @@ static inline nbl_tensor nbl_matrix(nbl_dtype dtype, int64_t rows,
  *
  * Blocks of nf4 and fp4 run over the flattened weight and may straddle rows.
  * A nested scale is table[code] * nested_scales[i / nested_block] + offset. It
- * is rounded to f32 after the product and after the sum. */
+ * is rounded to f32 after the product and after the sum.
+ *
+ * A stack [matrices, rows, columns], the experts of a layer, is in one piece or
+ * has `members`. Members are matrices [rows / m, columns], member_count = m *
+ * matrices, all of the stack's format, dtype and block. Member m * i + j holds
+ * rows j * rows / m and on of matrix i. The stack's own pointers are NULL then. */
 typedef struct nbl_weight_parts {
     /* What the caller's memory holds. 0: not known, and not checked. */
     uint64_t data_bytes; /* at least what the shape needs */
@@ -520,6 +525,10 @@ typedef struct nbl_weight {
      * instead of nested_offset. NULL: nested_offset. */
     const float *nested_offset_at;
     nbl_weight_parts given; /* all 0: trust the pointers */
+    /* A stack of matrices that lie apart, for operators that take stacks; see
+     * above. NULL: the weight is in one piece. */
+    const struct nbl_weight *members;
+    int64_t member_count;
 } nbl_weight;
 
 /* ---- 5. Checkpoints ---------------------------------------------------------
@@ -985,7 +994,8 @@ nbl_model_plan_get_value(const nbl_model_plan *plan, int64_t index);
 typedef struct nbl_tokenizer nbl_tokenizer;
 
 /* `path`: a folder with a tokenizer.json, such a file, or a .gguf file with a
- * vocabulary. What would change ids is done, or is an error with its name. */
+ * vocabulary. A folder may have tekken.json, tokenizer.model, or vocab.json with
+ * merges.txt instead, read as transformers does (docs/FORMATS.md). What would change ids is done, or is an error with its name. */
 NBL_API nbl_status nbl_tokenizer_open(nbl_context *ctx, const char *path,
                                       nbl_tokenizer **tokenizer);
 /* The same from the text of a tokenizer.json, `size` bytes. `name` begins error

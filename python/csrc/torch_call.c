@@ -149,7 +149,10 @@ static torch_tensor new_tensor(torch_call *c, int rank, const int64_t *shape, nb
     if (c->failed) return NULL;
     for (int i = rank - 1; i >= 0; i--) {
         strides[i] = stride;
-        stride *= shape[i] > 0 ? shape[i] : 1;
+        if (__builtin_mul_overflow(stride, shape[i] > 0 ? shape[i] : 1, &stride)) {
+            call_fail(c, "a result has strides above %lld", (long long)INT64_MAX);
+            return NULL;
+        }
     }
     if (aoti_torch_empty_strided(rank, shape, strides, code_of(dtype), c->device_type, c->device_index,
                                  &tensor)) {

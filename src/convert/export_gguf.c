@@ -169,11 +169,12 @@ static nbl_status write_vector(nbl__export *e, const item *it)
 
 /* ---- which tensors ---- */
 
-/* True for tensors that are not exported: a tied head, and rotary_emb.inv_freq of older files. */
-static bool is_left_out(const nbl__export *e, const char *name)
+/* True for tensors that are not exported: those of other parts than the text model, a tied head, and
+ * rotary_emb.inv_freq of older files. */
+static bool is_left_out(const nbl__export *e, const nbl__merged *t)
 {
-    if (nbl__ends_with(name, "rotary_emb.inv_freq")) return true;
-    return e->decoder.tied && !e->merge.untied && strcmp(name, NBL_WEIGHT_OF(NBL_MODULE_HEAD)) == 0;
+    if (t->text == NULL || nbl__ends_with(t->text, "rotary_emb.inv_freq")) return true;
+    return e->decoder.tied && !e->merge.untied && strcmp(t->text, NBL_WEIGHT_OF(NBL_MODULE_HEAD)) == 0;
 }
 
 /* Declares one tensor. A matrix whose rows are not whole blocks of the type is written as f16, with
@@ -182,7 +183,7 @@ static nbl_status declare(nbl__export *e, const nbl__merged *t, item *it)
 {
     nbl__ggml_layout layout = {"", 1, 1};
     *it = (item){.from = t, .type = t->rank < 2 ? NBL_GGML_F32 : e->type};
-    NBL_CHECK(e->ctx, nbl__gguf_mapping_of(e->arch, t->name, &it->mapping), NBL_ERROR_UNSUPPORTED,
+    NBL_CHECK(e->ctx, nbl__gguf_mapping_of(e->arch, t->text, &it->mapping), NBL_ERROR_UNSUPPORTED,
               "%s: tensor \"%s\" does not belong to a GGUF model of type %s", e->folder, t->name,
               e->arch_name);
     NBL_CHECK(e->ctx,
@@ -206,7 +207,7 @@ static nbl_status declare(nbl__export *e, const nbl__merged *t, item *it)
 static nbl_status declare_all(nbl__export *e, item *items, int64_t *count)
 {
     for (int64_t i = 0; i < e->merge.count; i++)
-        if (!is_left_out(e, e->merge.tensors[i].name))
+        if (!is_left_out(e, &e->merge.tensors[i]))
             NBL_TRY(declare(e, &e->merge.tensors[i], &items[(*count)++]));
     return NBL_OK;
 }
@@ -275,8 +276,8 @@ static nbl_status check_tensors(nbl__export *e)
     for (int64_t i = 0; i < merge->count; i++) {
         const nbl__merged *from = &merge->tensors[i];
         struct nbl__weight_entry *entry = &m.weights[m.weight_count];
-        if (is_left_out(e, from->name)) continue;
-        entry->name = from->name;
+        if (is_left_out(e, from)) continue;
+        entry->name = from->text;
         entry->weight = (nbl_weight){.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = from->rank};
         memcpy(entry->weight.shape, from->shape, sizeof entry->weight.shape);
         m.weight_count++;

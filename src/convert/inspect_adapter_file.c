@@ -85,13 +85,13 @@ static void add_tensor(base *b, const char *name, int rank, const int64_t *shape
     b->tensors[b->count++] = (nbl__peft_tensor){name, rank, shape, nbl__peft_kind_of(name, rank)};
 }
 
-/* The names and shapes of a folder's tensors. There is room for one more: add_head. */
+/* The names and shapes of the tensors of a folder's text model. There is room for one more: add_head. */
 static nbl_status read_checkpoint(nbl__arena *arena, const nbl_checkpoint *c, base *b)
 {
     b->tensors = nbl__arena_alloc(arena, (size_t)(c->tensor_count + 1) * sizeof *b->tensors);
     if (b->tensors == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < c->tensor_count; i++)
-        add_tensor(b, c->tensors[i].name, c->tensors[i].rank, c->tensors[i].shape);
+        if (c->text_names[i]) add_tensor(b, c->text_names[i], c->tensors[i].rank, c->tensors[i].shape);
     b->tied = c->config.tied != NBL_TIED_NO;
     return NBL_OK;
 }

@@ -7,17 +7,18 @@
 #include <math.h>
 
 #include "format/hf/module_names.h"
+#include "format/hf/text_part.h"
 
 static const char head_name[] = NBL_WEIGHT_OF(NBL_MODULE_HEAD),
                   embedding_name[] = NBL_WEIGHT_OF(NBL_MODULE_EMBEDDING);
 
 /* ---- which tensors there are ---- */
 
-/* The checkpoint's tensor of this name; NULL: none. */
+/* The checkpoint's tensor that the text model names so; NULL: none. */
 static const nbl_tensor_info *find_base(const nbl_checkpoint *c, const char *name)
 {
     for (int64_t i = 0; i < c->tensor_count; i++)
-        if (strcmp(c->tensors[i].name, name) == 0) return &c->tensors[i];
+        if (c->text_names[i] && strcmp(c->text_names[i], name) == 0) return &c->tensors[i];
     return NULL;
 }
 
@@ -44,16 +45,18 @@ static nbl_status module_of(nbl__merge_job *m, const char *name, const char *end
     return NBL_OK;
 }
 
-/* Adds a tensor to the result and finds what the adapter does to it. */
-static nbl_status add(nbl__merge_job *m, const char *name, const nbl_tensor_info *base)
+/* Adds a tensor to the result and finds what the adapter does to it. text: nbl__merged.text. */
+static nbl_status add(nbl__merge_job *m, const char *name, const char *text, const nbl_tensor_info *base)
 {
     nbl__merged *t = &m->tensors[m->count++];
-    const nbl__peft_replacement *replaced = m->peft ? nbl__peft_replacement_find(m->peft, name) : NULL;
-    const nbl__peft_module *bias;
-    *t = (nbl__merged){.name = name, .base = base, .stored = replaced ? replaced->stored : NULL};
+    const nbl__peft_replacement *replaced = NULL;
+    const nbl__peft_module *bias = NULL;
+    if (m->peft && text) replaced = nbl__peft_replacement_find(m->peft, text);
+    *t = (nbl__merged){
+        .name = name, .text = text, .base = base, .stored = replaced ? replaced->stored : NULL};
     set_shape(t, base->rank, base->shape);
-    NBL_TRY(module_of(m, name, ".weight", &t->with));
-    NBL_TRY(module_of(m, name, ".bias", &bias));
+    if (text) NBL_TRY(module_of(m, text, ".weight", &t->with));
+    if (text) NBL_TRY(module_of(m, text, ".bias", &bias));
     if (bias && bias->b_bias) t->with = bias, t->is_bias = true;
     NBL_CHECK(m->ctx, !t->with || nbl__merged_is_numeric(t), NBL_ERROR_DTYPE,
               "%s: tensor \"%s\" is %s; an adapter can only be added to numbers", base->file, name,
@@ -101,11 +104,25 @@ static nbl_status check_adapter(nbl__merge_job *m)
 {
     nbl__peft_tensor *tensors = nbl__arena_alloc(&m->arena, (size_t)m->count * sizeof *tensors);
     if (tensors == NULL) return NBL_ERROR_MEMORY;
-    for (int64_t i = 0; i < m->count; i++)
-        tensors[i] = (nbl__peft_tensor){m->tensors[i].name, m->tensors[i].rank, m->tensors[i].shape,
-                                        nbl__peft_kind_of(m->tensors[i].name, m->tensors[i].rank)};
-    NBL_TRY(nbl__peft_check_tensors(m->peft, tensors, m->count));
+    int64_t count = 0;
+    for (int64_t i = 0; i < m->count; i++) {
+        const nbl__merged *t = &m->tensors[i];
+        if (t->text)
+            tensors[count++] = (nbl__peft_tensor){t->text, t->rank, t->shape,
+                                                  nbl__peft_kind_of(t->text, t->rank)};
+    }
+    NBL_TRY(nbl__peft_check_tensors(m->peft, tensors, count));
     return check_taken(m);
+}
+
+/* Adds an untied head, whose name follows the embedding's. */
+static nbl_status add_head(nbl__merge_job *m, const nbl_tensor_info *embedding)
+{
+    char memory[sizeof head_name + 64];
+    const char *spelled = nbl__text_spell(nbl__text_prefix(embedding->name), head_name, memory,
+                                          sizeof memory);
+    const char *name = nbl__arena_strdup(&m->arena, spelled);
+    return name ? add(m, name, head_name, embedding) : NBL_ERROR_MEMORY;
 }
 
 nbl_status nbl__merge_open(nbl_checkpoint *c, const char *adapter, nbl__merge_job *m)
@@ -118,9 +135,9 @@ nbl_status nbl__merge_open(nbl_checkpoint *c, const char *adapter, nbl__merge_jo
     const nbl_tensor_info *embedding = find_base(c, embedding_name);
     m->untied = m->peft && embedding && is_tied(c) && nbl__peft_unties(m->peft);
     for (int64_t i = 0; i < c->tensor_count; i++)
-        if (!m->untied || strcmp(c->tensors[i].name, head_name) != 0)
-            NBL_TRY(add(m, c->tensors[i].name, &c->tensors[i]));
-    if (m->untied) NBL_TRY(add(m, head_name, embedding));
+        if (!m->untied || c->text_names[i] == NULL || strcmp(c->text_names[i], head_name) != 0)
+            NBL_TRY(add(m, c->tensors[i].name, c->text_names[i], &c->tensors[i]));
+    if (m->untied) NBL_TRY(add_head(m, embedding));
     return m->peft ? check_adapter(m) : NBL_OK;
 }
 
@@ -145,7 +162,7 @@ void nbl__merge_close(nbl__merge_job *m)
 const nbl__merged *nbl__merge_find(const nbl__merge_job *m, const char *name)
 {
     for (int64_t i = 0; i < m->count; i++)
-        if (strcmp(m->tensors[i].name, name) == 0) return &m->tensors[i];
+        if (m->tensors[i].text && strcmp(m->tensors[i].text, name) == 0) return &m->tensors[i];
     return NULL;
 }
 

@@ -18,7 +18,8 @@
 
 /* One tensor of the result. */
 typedef struct nbl__merged {
-    const char *name;
+    const char *name; /* as the checkpoint stores it */
+    const char *text; /* as the text model names it; NULL: it belongs to another part (text_part.h) */
     int rank;
     int64_t shape[NBL_MAX_RANK];
     int64_t rows, columns;        /* columns: the last dimension; rows: all others together */
@@ -46,7 +47,8 @@ typedef struct nbl__merge_job {
  * tensors. The checkpoint must outlive *merge. Call nbl__merge_close also after an error. */
 nbl_status nbl__merge_open(nbl_checkpoint *checkpoint, const char *adapter, nbl__merge_job *merge);
 void nbl__merge_close(nbl__merge_job *merge);
-const nbl__merged *nbl__merge_find(const nbl__merge_job *merge, const char *name); /* NULL: none */
+/* The tensor that the text model names so; NULL: none. */
+const nbl__merged *nbl__merge_find(const nbl__merge_job *merge, const char *name);
 /* True if the tensor has values to compute with; false: its bytes are copied. */
 bool nbl__merged_is_numeric(const nbl__merged *tensor);
 /* Loads the factors of a tensor. Afterwards any thread may call nbl__merge_rows for it. */

@@ -1,7 +1,8 @@
 /* merge_folder.c - writes a checkpoint with a merged adapter as a dense folder; see merge.h.
  *
  * All weights are written in one dtype, span by span. A weight that has this dtype already and that
- * the adapter does not change keeps its bytes. Peak memory: the factors of one weight, and one span
+ * the adapter does not change keeps its bytes, and so does every dense weight of another part than the
+ * text model (text_part.h). Peak memory: the factors of one weight, and one span
  * per worker. */
 #include "convert/merge.h"
 
@@ -39,13 +40,20 @@ static nbl_status write_span(void *argument, int64_t item, int worker)
                                          (uint64_t)(begin * t->columns) * size);
 }
 
+/* The dtype that the tensor is written in. */
+static nbl_dtype result_dtype(const nbl__merged *t, nbl_dtype dtype)
+{
+    bool other = t->text == NULL && t->base->weight.format == NBL_FORMAT_DENSE; /* not the text model's */
+    return other || !nbl__merged_is_numeric(t) ? t->base->weight.dtype : dtype;
+}
+
 /* True if the tensor's bytes are copied. An untied head is not: its name differs from its
  * base's. */
 static bool keeps_bytes(const nbl__merged *t, nbl_dtype dtype)
 {
     if (!nbl__merged_is_numeric(t)) return true;
     return !t->with && !t->stored && t->base->weight.format == NBL_FORMAT_DENSE &&
-           t->base->weight.dtype == dtype && strcmp(t->name, t->base->name) == 0;
+           t->base->weight.dtype == result_dtype(t, dtype) && strcmp(t->name, t->base->name) == 0;
 }
 
 /* Writes one tensor: its bytes if they do not change, otherwise merged span by span. */
@@ -75,7 +83,7 @@ static nbl_status write_all(nbl__conversion *v, nbl__merge_job *m, const nbl__me
 {
     for (int64_t i = 0, number; i < m->count; i++) {
         const nbl__merged *t = &m->tensors[i];
-        nbl_dtype to = nbl__merged_is_numeric(t) ? dtype : t->base->weight.dtype;
+        nbl_dtype to = result_dtype(t, dtype);
         NBL_TRY(nbl__safetensors_writer_declare(v->writer, i, t->name, to, t->rank, t->shape, &number));
         v->report.converted += t->with || t->stored;
     }

@@ -1,7 +1,8 @@
 /* quantize.c - quantizes a dense checkpoint to a folder that transformers with bitsandbytes loads.
  *
  *     which weights   those that transformers would quantize (format/hf/hf_linear.c), except those
- *                     that the user's regular expression skips; for mxfp4 the experts of GPT-OSS
+ *                     that the user's regular expression skips, and those of other parts than the
+ *                     text model (format/hf/text_part.h); for mxfp4 the experts of GPT-OSS
  *     how             encode.c
  *     config.json     quantization_config, with the list of modules that are not quantized
  *
@@ -15,6 +16,7 @@
 #include "convert/encode.h"
 #include "format/hf/hf_linear.h"
 #include "format/hf/module_names.h"
+#include "format/hf/text_part.h"
 
 /* The decisions of one conversion. encoded[i] belongs to the checkpoint's tensor i. */
 typedef struct plan {
@@ -87,10 +89,12 @@ static bool is_expert(const nbl_tensor_info *t)
 
 /* *quantize: the tensor is to be quantized. */
 static nbl_status wanted(nbl__conversion *v, const plan *p, const nbl_quantize_options *options,
-                         const nbl_tensor_info *t, bool *quantize)
+                         int64_t index, bool *quantize)
 {
     const nbl__config *config = &v->checkpoint->config;
+    const nbl_tensor_info *t = &v->checkpoint->tensors[index];
     *quantize = false;
+    if (v->checkpoint->text_names[index] == NULL) return NBL_OK;
     if (options->format == NBL_FORMAT_MXFP4) {
         *quantize = config->model_type && strcmp(config->model_type, "gpt_oss") == 0 && is_expert(t);
     } else if (!nbl__hf_is_extra_layer(config->layers, t->name)) {
@@ -128,7 +132,7 @@ static nbl_status declare(nbl__conversion *v, plan *p, const nbl_quantize_option
     for (int64_t i = 0; i < c->tensor_count; i++) {
         const nbl_tensor_info *t = &c->tensors[i];
         bool quantize;
-        NBL_TRY(wanted(v, p, options, t, &quantize));
+        NBL_TRY(wanted(v, p, options, i, &quantize));
         if (quantize) NBL_TRY(nbl__encoded_declare(v, i, t, options, &p->encoded[i]));
         else NBL_TRY(nbl__declare_copy(v, i, t, &p->encoded[i].data));
         v->report.converted += quantize;
@@ -176,12 +180,23 @@ static nbl_status list_skipped(nbl__conversion *v, const plan *p, struct nbl__na
     return NBL_OK;
 }
 
+/* Lists the parts that are no text model, and the head, which a list must have. */
+static nbl_status list_others(nbl__conversion *v, struct nbl__names *names)
+{
+    NBL_TRY(nbl__names_add(v->checkpoint, names, NBL_MODULE_HEAD));
+    for (const char *const *other = nbl__text_part_others; *other; other++)
+        NBL_TRY(nbl__names_add(v->checkpoint, names, *other));
+    return NBL_OK;
+}
+
 /* Writes quantization_config and finishes the folder. */
 static nbl_status commit(nbl__conversion *v, const plan *p, const nbl_quantize_options *options)
 {
     struct nbl__names skipped = {0};
     nbl__text text = {.ctx = v->ctx};
+    const nbl__text_part *part = nbl__text_part_of(v->checkpoint->config.root);
     if (options->skip) NBL_TRY(list_skipped(v, p, &skipped));
+    else if (part && part->text_type) NBL_TRY(list_others(v, &skipped));
     if (options->format == NBL_FORMAT_MXFP4) nbl__config_print_mxfp4(&text);
     else nbl__config_print_bitsandbytes(&text, options, skipped.list, skipped.count);
     nbl_status status = text.status;

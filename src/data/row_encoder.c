@@ -6,6 +6,7 @@
 #include "data/row_encoder.h"
 
 #include "base/file/file.h"
+#include "format/hf/config.h"
 #include "text/template/named_templates.h"
 
 enum { MAX_ENDS = 64, LARGEST_FILE = 64 << 20 };
@@ -56,7 +57,7 @@ static nbl_status add_ends(nbl__row_encoder *s, nbl__arena *arena, const char *n
     nbl_status status = nbl__json_parse(arena, path, text, size, NBL_JSON_PYTHON, &root);
     nbl__free(s->ctx, text, size + 1);
     NBL_TRY(status);
-    const nbl__json *value = nbl__json_get(root, "eos_token_id");
+    const nbl__json *value = nbl__config_find(root, "eos_token_id");
     if (nbl__json_natural(value, &id)) add_end(s, id);
     for (int64_t i = 0; nbl__json_is(value, NBL_JSON_ARRAY) && i < value->count; i++)
         if (nbl__json_natural(&value->items[i], &id)) add_end(s, id);

@@ -1,16 +1,25 @@
 /* run_data.c - the data of a run in the public interface: counts, and previews of examples as
  * text. */
+#include "arch/arch.h"
 #include "format/hf/config.h"
+#include "format/hf/text_part.h"
 #include "format/gguf/gguf_model.h"
 #include "data/data_parts.h"
 #include "run/run.h"
+#include "text/files/tokenizer_files.h"
 
-/* vocab_size of a config.json, from 1; of a model with several parts, that of text_config. */
+/* vocab_size of a config.json, from 1; of a model with several parts, that of text_config, or the
+ * architecture's default. */
 static nbl_status vocabulary_in(nbl_context *ctx, const char *where, const nbl__json *config,
                                 int64_t *vocabulary)
 {
-    const nbl__json *value = nbl__json_get(config, "vocab_size");
-    if (value == NULL) value = nbl__json_get(nbl__json_get(config, "text_config"), "vocab_size");
+    const nbl__json *value = nbl__config_find(config, "vocab_size");
+    if (value == NULL && nbl__text_part_of(config)) {
+        nbl__decoder d;
+        NBL_TRY(nbl__decoder_read(ctx, where, config, &d));
+        *vocabulary = d.vocabulary;
+        return NBL_OK;
+    }
     NBL_CHECK(ctx, nbl__json_natural(value, vocabulary) && *vocabulary >= 1 && *vocabulary <= INT32_MAX,
               NBL_ERROR_FORMAT, "%s: vocab_size is %s", where, value ? "not a sensible number" : "missing");
     return NBL_OK;
@@ -21,8 +30,7 @@ static nbl_status vocabulary_in(nbl_context *ctx, const char *where, const nbl__
 static void warn_of_positions(nbl_context *ctx, const nbl__run_config *c, const nbl__json *config)
 {
     int64_t positions;
-    const nbl__json *value = nbl__json_get(config, "max_position_embeddings");
-    if (value == NULL) value = nbl__json_get(nbl__json_get(config, "text_config"), "max_position_embeddings");
+    const nbl__json *value = nbl__config_find(config, "max_position_embeddings");
     if (!nbl__json_natural(value, &positions) || c->sequence_len <= positions) return;
     nbl__log(ctx, NBL_LOG_WARNING,
              "%s: sequence_len %" PRId64 " is beyond the %" PRId64
@@ -89,9 +97,9 @@ static nbl_status find_tokenizer(nbl_run *run, nbl_tokenizer **tokenizer)
 {
     *tokenizer = run->data->encoder.tokenizer ? run->data->encoder.tokenizer : run->tokenizer;
     if (*tokenizer) return NBL_OK;
-    const char *path = nbl__arena_printf(&run->preview, "%s/tokenizer.json", run->config.base_model);
-    if (path == NULL) return NBL_ERROR_MEMORY;
-    if (!nbl__exists(path)) return NBL_OK;
+    const char *path;
+    NBL_TRY(nbl__tokenizer_find(&run->preview, run->config.base_model, &path));
+    if (path == NULL) return NBL_OK;
     NBL_TRY(nbl_tokenizer_open(run->ctx, path, &run->tokenizer));
     *tokenizer = run->tokenizer;
     return NBL_OK;

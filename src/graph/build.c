@@ -9,6 +9,9 @@
 #include "ops/elementwise/elementwise.h"
 #include "ops/embedding/embedding.h"
 #include "ops/families.h"
+#include "ops/gate/gated_norm.h"
+#include "ops/gate/sigmoid_gate.h"
+#include "ops/gate/split_heads.h"
 #include "ops/linear/dora_norm.h"
 #include "ops/loss/argmax.h"
 #include "ops/loss/cross_entropy.h"
@@ -129,6 +132,32 @@ nbl__value nbl__build_gated(nbl__graph *g, const char *name, nbl__value gate, nb
     return nbl__graph_end(g);
 }
 
+nbl__value nbl__build_sigmoid_gate(nbl__graph *g, const char *name, nbl__value x, nbl__value gate,
+                                   nbl_dtype dtype)
+{
+    nbl__sigmoid_gate *a = nbl__graph_begin(g, &nbl__sigmoid_gate_family, name);
+    if (a == NULL) return 0;
+    a->dtype = dtype;
+    bind(g, &a->x, x);
+    bind(g, &a->gate, gate);
+    return nbl__graph_end(g);
+}
+
+nbl__value nbl__build_split_heads(nbl__graph *g, const char *name, nbl__value x, int64_t heads,
+                                  const int64_t widths[3], nbl_dtype dtype, nbl__value *rest)
+{
+    nbl__split_heads *a = nbl__graph_begin(g, &nbl__split_heads_family, name);
+    *rest = 0;
+    if (a == NULL) return 0;
+    a->dtype = dtype;
+    a->heads = heads;
+    memcpy(a->widths, widths, sizeof a->widths);
+    bind(g, &a->x, x);
+    nbl__value front = nbl__graph_end(g);
+    *rest = output(g, &a->rest);
+    return front;
+}
+
 /* ---- norms and RoPE ---- */
 
 nbl__value nbl__build_rmsnorm(nbl__graph *g, const char *name, nbl__value x, nbl__value w,
@@ -150,12 +179,13 @@ nbl__value nbl__build_rmsnorm(nbl__graph *g, const char *name, nbl__value x, nbl
 }
 
 nbl__rope_values nbl__build_rope_table(nbl__graph *g, const char *name, nbl__value positions,
-                                       const nbl__rope *rope)
+                                       nbl__value cu_seqlens, const nbl__rope *rope)
 {
     nbl__rope_table *a = nbl__graph_begin(g, &nbl__rope_table_family, name);
     if (a == NULL) return (nbl__rope_values){0};
     a->rope = *rope;
     bind(g, &a->positions, positions);
+    if (nbl__rope_has_lengths(rope)) bind(g, &a->cu_seqlens, cu_seqlens);
     nbl__value cos = nbl__graph_end(g);
     return (nbl__rope_values){cos, output(g, &a->sin)};
 }
@@ -189,6 +219,19 @@ nbl__value nbl__build_norm_rope(nbl__graph *g, const char *name, nbl__value x, n
     return nbl__graph_end(g);
 }
 
+nbl__value nbl__build_gated_norm(nbl__graph *g, const char *name, nbl__value x, nbl__value gate, nbl__value w,
+                                 float eps, nbl_dtype dtype)
+{
+    nbl__gated_norm *a = nbl__graph_begin(g, &nbl__gated_norm_family, name);
+    if (a == NULL) return 0;
+    a->dtype = dtype;
+    a->eps = eps;
+    bind(g, &a->x, x);
+    bind(g, &a->gate, gate);
+    bind(g, &a->w, w);
+    return nbl__graph_end(g);
+}
+
 /* ---- attention ---- */
 
 nbl__value nbl__build_attention(nbl__graph *g, const char *name, nbl__value q, nbl__value k, nbl__value v,
@@ -200,6 +243,7 @@ nbl__value nbl__build_attention(nbl__graph *g, const char *name, nbl__value q, n
     a->dtype = how->dtype;
     a->scale = how->scale;
     a->window = how->window;
+    a->chunk = how->chunk;
     a->softcap = how->softcap;
     bind(g, &a->q, q);
     bind(g, &a->k, k);
@@ -218,6 +262,7 @@ nbl__value nbl__build_attention_decode(nbl__graph *g, const char *name, nbl__val
     a->dtype = how->dtype;
     a->scale = how->scale;
     a->window = how->window;
+    a->chunk = how->chunk;
     a->softcap = how->softcap;
     bind(g, &a->q, q);
     bind(g, &a->k, cache.keys);
@@ -235,6 +280,7 @@ nbl__value nbl__build_attention_step(nbl__graph *g, const char *name, nbl__value
     a->dtype = how->dtype;
     a->scale = how->scale;
     a->window = how->window;
+    a->chunk = how->chunk;
     a->softcap = how->softcap;
     bind(g, &a->q, q);
     bind(g, &a->k, k);

@@ -8,11 +8,16 @@
 uint64_t nbl__weight_bytes(const nbl_weight *w)
 {
     /* int8 and the block formats: bytes of codes, then of scales. */
-    uint64_t n = 1, bytes = 0;
+    uint64_t n = 1, rows = 1, bytes = 0;
+    if (w->members) { /* a stack of matrices that lie apart */
+        for (int64_t i = 0; i < w->member_count; i++) bytes += nbl__weight_bytes(&w->members[i]);
+        return bytes;
+    }
     for (int i = 0; i < w->rank; i++) n *= (uint64_t)w->shape[i];
+    for (int i = 0; i + 1 < w->rank; i++) rows *= (uint64_t)w->shape[i];
     switch (w->format) {
     case NBL_FORMAT_DENSE: nbl__dtype_bytes(w->dtype, n, &bytes); break;
-    case NBL_FORMAT_INT8: bytes = n + 4 * (uint64_t)w->shape[0]; break;
+    case NBL_FORMAT_INT8: bytes = n + 4 * rows; break;
     case NBL_FORMAT_MXFP4: bytes = n / 2 + n / 32; break;
     default: {
         uint64_t blocks = (n + (uint64_t)w->block - 1) / (uint64_t)w->block;

@@ -45,7 +45,7 @@ int64_t nbl_model_eos_ids(const nbl_model *m, int32_t *ends, int64_t room)
     /* With a .gguf file m->generation can only be the adapter's. */
     const nbl__json *value = nbl__json_get(m->generation, "eos_token_id");
     if (m->gguf && value == NULL) return read_gguf_ends(m->gguf->gguf, ends, room);
-    if (value == NULL || value->type == NBL_JSON_NULL) value = nbl__json_get(m->config, "eos_token_id");
+    if (value == NULL || value->type == NBL_JSON_NULL) value = nbl__config_find(m->config, "eos_token_id");
     return value ? read_ends(value, ends, room) : 0;
 }
 

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "device/device.h"
+#include "format/hf/text_part.h"
 #include "quant/non_finite.h"
 #include "quant/weight.h"
 
@@ -177,16 +178,16 @@ static nbl_status convert_arrived(nbl_model *m, struct nbl__weight_entry *entry,
     return load->converts && entry->role == NBL_WEIGHT_LINEAR ? quantize_entry(m, entry, load) : NBL_OK;
 }
 
-/* Makes one entry per weight of the checkpoint. Only --load touches the data. */
+/* Makes one entry per weight of the text model. Only --load touches the data. */
 static nbl_status hold_checkpoint(nbl_model *m, const load_options *load)
 {
-    m->weight_count = m->checkpoint->tensor_count;
-    m->weights = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *m->weights);
+    const nbl_checkpoint *c = m->checkpoint;
+    m->weights = nbl__arena_alloc(&m->arena, (size_t)(c->tensor_count + 1) * sizeof *m->weights);
     if (m->weights == NULL) return NBL_ERROR_MEMORY;
-    for (int64_t i = 0; i < m->weight_count; i++) {
-        const nbl_tensor_info *info = &m->checkpoint->tensors[i];
-        m->weights[i] = (struct nbl__weight_entry){.name = info->name, .weight = info->weight};
-    }
+    for (int64_t i = 0; i < c->tensor_count; i++)
+        if (c->text_names[i])
+            m->weights[m->weight_count++] = (struct nbl__weight_entry){.name = c->text_names[i],
+                                                                       .weight = c->tensors[i].weight};
     NBL_TRY(nbl__model_find_roles(m));
     NBL_TRY(reserve_quantized(m, load));
     for (int64_t i = 0; i < m->weight_count; i++) {
@@ -301,7 +302,9 @@ nbl_status nbl__model_new_adapter(nbl_model *m, const char *where, const nbl__pe
     int64_t count, target_count;
     NBL_TRY(list_tensors(m, &tensors, &count));
     NBL_TRY(nbl__peft_list_targets(&m->arena, tensors, count, &targets, &target_count));
-    NBL_TRY(nbl__peft_new(m->ctx, where, settings, targets, target_count, &m->peft));
+    const nbl__text_part *part = nbl__text_part_of(m->config);
+    NBL_TRY(
+        nbl__peft_new(m->ctx, where, settings, part ? part->prefix : NULL, targets, target_count, &m->peft));
     return give_own_head(m);
 }
 

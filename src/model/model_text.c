@@ -130,8 +130,7 @@ nbl_status nbl__adapter_text(nbl__arena *arena, const char *base, const char *ad
         if (path == NULL) return NBL_ERROR_MEMORY;
         if (!nbl__exists(path)) return NBL_OK; /* opening the base model reports this */
         NBL_TRY(nbl__config_read(arena, path, &config));
-        const nbl__json *size = nbl__json_get(config.root, "vocab_size");
-        if (size == NULL) size = nbl__json_get(nbl__json_get(config.root, "text_config"), "vocab_size");
+        const nbl__json *size = nbl__config_find(config.root, "vocab_size");
         if (!nbl__json_natural(size, &vocabulary)) vocabulary = 0;
     }
     return take_adapter(arena, base, adapter, vocabulary, source);

@@ -133,6 +133,9 @@ static nbl_status walk(upload *u, nbl__graph *g)
         if (info->kind != NBL_KIND_WEIGHT) continue;
         struct nbl__weight_entry *entry = nbl__model_find(m, info->name);
         NBL_CHECK(m->ctx, entry, NBL_ERROR_INTERNAL, "no weight \"%s\"", info->name);
+        NBL_CHECK(m->ctx, entry->weight.members == NULL, NBL_ERROR_UNSUPPORTED,
+                  "%s: a stack of %" PRId64 " experts that are stored apart cannot be copied to %s yet", info->name,
+                  entry->weight.member_count, u->device->name);
         bool dequantized = is_dequantized(info, entry);
         nbl_weight device_view;
         if (dequantized ? entry->as_used.data != NULL : entry->device_view.rank > 0) continue;

@@ -34,7 +34,17 @@
     X(attention_step)                                                                                        \
     X(argmax)                                                                                                \
     X(kv_write)                                                                                              \
-    X(take_rows)
+    X(take_rows)                                                                                             \
+    X(router)                                                                                                \
+    X(expert_order)                                                                                          \
+    X(expert_mlp)                                                                                            \
+    X(sigmoid_gate)                                                                                          \
+    X(gated_norm)                                                                                            \
+    X(split_heads)                                                                                           \
+    X(short_conv)                                                                                            \
+    X(short_conv_step)                                                                                       \
+    X(gated_delta)                                                                                           \
+    X(gated_delta_step)
 
 #define FAMILY_DECLARATION(name) extern const nbl__family nbl__##name##_family;
 NBL_FAMILIES(FAMILY_DECLARATION)

@@ -180,6 +180,8 @@ nbl_status nbl__check_weight(nbl_context *ctx, const char *call, const nbl_weigh
     NBL_CHECK(ctx, w != NULL, NBL_ERROR_ARGUMENT, "%s: weight is NULL", call);
     NBL_CHECK(ctx, (unsigned)w->format <= NBL_FORMAT_MXFP4, NBL_ERROR_ARGUMENT, "%s: unknown format %d", call,
               (int)w->format);
+    NBL_CHECK(ctx, w->members == NULL, NBL_ERROR_ARGUMENT,
+              "%s: a stack of %" PRId64 " members; one weight was expected", call, w->member_count);
     NBL_TRY(nbl__check_shape(ctx, call, w->rank, w->shape, n, rows));
     if (w->format == NBL_FORMAT_DENSE)
         NBL_CHECK(ctx, nbl__is_compute(w->dtype), NBL_ERROR_DTYPE,

@@ -50,6 +50,29 @@ nbl_status nbl__dequantize_rows(nbl_context *ctx, const nbl_weight *weight, int6
                                 int64_t row_end, nbl_dtype dtype, bool transpose, void *out);
 nbl_status nbl__dequantize_host(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin,
                                 int64_t row_end, nbl_dtype dtype, bool transpose, void *out);
+/* ---- stacks of matrices: [matrices, rows, columns] (nbl_weight.members) ---- */
+
+/* Checks a stack: rank 3, and members that are alike and fit its shape. Pointers are checked of a stack in one piece
+ * alone, so that a graph can be planned before its weights are loaded. */
+nbl_status nbl__check_stack(nbl_context *ctx, const char *call, const char *name, const nbl_weight *stack);
+/* Checks every member as nbl__check_weight does, pointers included. Does nothing for a stack in one piece. */
+nbl_status nbl__check_stack_members(nbl_context *ctx, const char *call, const nbl_weight *stack);
+/* Pieces of one matrix: 1, or members per matrix. */
+static inline int64_t nbl__stack_pieces(const nbl_weight *stack)
+{
+    return stack->members && stack->shape[0] > 0 ? stack->member_count / stack->shape[0] : 1;
+}
+/* A stack in one piece, seen as one matrix [matrices · rows, columns]. */
+nbl_weight nbl__stack_flat(const nbl_weight *stack);
+/* Consecutive rows of a matrix. */
+typedef struct nbl__weight_rows {
+    const nbl_weight *weight;
+    int64_t first_row, rows;
+} nbl__weight_rows;
+/* A piece of a matrix of a checked stack: a member, or rows of `flat`, which is nbl__stack_flat(stack). */
+nbl__weight_rows nbl__stack_rows(const nbl_weight *stack, const nbl_weight *flat, int64_t matrix,
+                                 int64_t piece);
+
 /* The name of a dtype, which may be invalid: from a caller, for messages. */
 const char *nbl__any_dtype_name(nbl_dtype dtype);
 

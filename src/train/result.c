@@ -13,6 +13,7 @@
 
 #include "convert/convert.h"
 #include "device/device_memory.h"
+#include "format/hf/text_part.h"
 #include "train/output_dir.h"
 #include "train/result_text.h"
 
@@ -64,6 +65,7 @@ static nbl_status describe(nbl__arena *arena, const nbl__peft *peft, const nbl__
     nbl__peft_new_tensor *others = nbl__arena_alloc(arena, (size_t)o->count * sizeof *others);
     if (modules == NULL || others == NULL) return NBL_ERROR_MEMORY;
     *d = (nbl__peft_description){.settings = peft->settings,
+                                 .prefix = peft->prefix,
                                  .modules = modules,
                                  .module_count = peft->module_count,
                                  .replacements = others};
@@ -133,6 +135,12 @@ static nbl_status write_master(nbl__conversion *v, const nbl_tensor *master, nbl
     return status;
 }
 
+/* The master of the checkpoint's tensor i, or NULL. */
+static const nbl_tensor *find_text(const nbl__optimizer *o, const nbl_checkpoint *c, int64_t i)
+{
+    return c->text_names[i] ? find(o, c->text_names[i]) : NULL;
+}
+
 /* Declares all tensors in the order of the base, then writes them in that order, then
  * config.json with its changes and the remaining files. */
 static nbl_status write_model_into(nbl__conversion *v, const nbl__optimizer *o, nbl_dtype dtype,
@@ -141,14 +149,14 @@ static nbl_status write_model_into(nbl__conversion *v, const nbl__optimizer *o, 
     const nbl_checkpoint *c = v->checkpoint;
     for (int64_t i = 0, number; i < c->tensor_count; i++) {
         const nbl_tensor_info *t = &c->tensors[i];
-        if (find(o, t->name) == NULL) NBL_TRY(nbl__declare_copy(v, i, t, &number));
+        if (find_text(o, c, i) == NULL) NBL_TRY(nbl__declare_copy(v, i, t, &number));
         else
             NBL_TRY(
                 nbl__safetensors_writer_declare(v->writer, i, t->name, dtype, t->rank, t->shape, &number));
     }
     NBL_TRY(nbl__conversion_begin(v, target, 0));
     for (int64_t i = 0; i < c->tensor_count; i++) {
-        const nbl_tensor *master = find(o, c->tensors[i].name);
+        const nbl_tensor *master = find_text(o, c, i);
         NBL_TRY(nbl__safetensors_writer_begin_group(v->writer, v->output, i));
         if (master == NULL) NBL_TRY(nbl__write_copy(v, &c->tensors[i], i));
         else NBL_TRY(write_master(v, master, dtype, i));
@@ -189,13 +197,19 @@ nbl_status nbl__result_write(nbl__session *s, const nbl__optimizer *o, const nbl
                           : write_model(o, config, dtype, target, add_files, user);
 }
 
-/* The tensor "prefix" "name" of the checkpoint, or NULL. */
+/* The tensor of the model or adapter with this name, or NULL. An adapter's names have a prefix, and
+ * may be those of a vision-language model. */
 static const nbl_tensor_info *stored_as(const nbl_checkpoint *c, const char *prefix, const char *name)
 {
     size_t n = strlen(prefix);
-    for (int64_t i = 0; i < c->tensor_count; i++)
-        if (strncmp(c->tensors[i].name, prefix, n) == 0 && strcmp(c->tensors[i].name + n, name) == 0)
-            return &c->tensors[i];
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        const char *stored = c->text_names[i], *lead;
+        char spelled[512];
+        if (stored == NULL || strncmp(stored, prefix, n) != 0) continue;
+        lead = n ? nbl__text_prefix(stored + n) : NULL;
+        const char *wanted = nbl__text_spell(lead, name, spelled, sizeof spelled);
+        if (wanted && strcmp(stored + n, wanted) == 0) return &c->tensors[i];
+    }
     return NULL;
 }
 

@@ -25,8 +25,8 @@ import bitsandbytes.functional as B
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3TextConfig, LlamaConfig, MistralConfig,
-                          Phi3Config, Qwen2Config, Qwen3Config)
+from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3Config, Gemma3TextConfig, LlamaConfig, MistralConfig,
+                          Phi3Config, Qwen2Config, Qwen3Config, Qwen3_5TextConfig)
 
 TARGET = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "data/models")
 HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -35,6 +35,9 @@ LENGTHS = [1, 11, 5]
 SIZES = dict(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=PAD)
 LAYERS = ["sliding_attention", "full_attention"]
+
+
+VISION = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 
 
 def rope(kind="default", theta=10000.0, **more):
@@ -49,6 +52,8 @@ def gemma(**more):
     return {**SIZES, **dict(head_dim=8, query_pre_attn_scalar=7, sliding_window=4, layer_types=LAYERS), **more}
 
 
+HYBRID = dict(head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=6, linear_conv_kernel_dim=3,
+              layer_types=["linear_attention", "full_attention"], rope_parameters=rope(partial_rotary_factor=.25))
 YARN = dict(factor=4.0, original_max_position_embeddings=16)
 # name: (config, storage, adapters)
 CASES = {
@@ -58,7 +63,9 @@ CASES = {
     "qwen3": (Qwen3Config(**SIZES, head_dim=8, rope_parameters=rope(theta=1e6), tie_word_embeddings=True), "bf16", ["dora"]),
     "gemma2": (Gemma2Config(**gemma(), attn_logit_softcapping=3.0, final_logit_softcapping=5.0, rope_parameters=rope()), "bf16", ["lora"]),
     "gemma3": (Gemma3TextConfig(**gemma(), rope_parameters={"full_attention": rope("linear", 1e5, factor=8.0), "sliding_attention": rope()}), "bf16", ["dora"]),
+    "gemma3-vision": (Gemma3Config(text_config=gemma(), vision_config=VISION, mm_tokens_per_image=4), "bf16", ["lora"]),
     "phi3": (Phi3Config(**SIZES, sliding_window=4, rope_parameters=rope(theta=300.0)), "bf16", ["lora", "dora"]),
+    "qwen3_5": (Qwen3_5TextConfig(**SIZES, **HYBRID, tie_word_embeddings=True, attention_bias=True), "bf16", ["lora", "dora"]),
     "rope-linear": (llama(rope_parameters=rope("linear", factor=2.0)), "bf16", []),
     "rope-llama3": (llama(rope_parameters=rope("llama3", 1000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)), "bf16", []),
     "rope-yarn": (llama(rope_parameters=rope("yarn", 100.0, **YARN)), "bf16", []),
@@ -74,13 +81,17 @@ CASES = {
 
 def loud(model, noise):
     """Redraws every weight; 0.02 as a library draws them would hide mistakes."""
-    is_gemma, hidden = model.config.model_type.startswith("gemma"), model.config.hidden_size
+    zero_centred = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))
+    is_gemma, hidden = model.config.model_type.startswith("gemma"), model.config.get_text_config().hidden_size
     with torch.no_grad():
         for name, p in model.named_parameters():
             z = torch.randn(p.shape, generator=noise)
-            if "norm" in name: p.copy_((0.0 if is_gemma else 1.0) + .25 * z + (2.0 if is_gemma and name.startswith("model.norm") else 0.0))
+            if "norm" in name: p.copy_((0.0 if is_gemma or zero_centred and "linear_attn" not in name else 1.0) + .25 * z + (2.0 if is_gemma and name.startswith(("model.norm", "model.language_model.norm")) else 0.0))
+            elif name.endswith("A_log"): p.copy_(torch.rand(p.shape, generator=noise) * 4.5 - 3.5)
+            elif "conv1d" in name: p.copy_(.6 * z)
             elif name.endswith("bias"): p.copy_(.3 * z)
             elif "embed" in name: p.copy_(z * (.7 / math.sqrt(hidden) if is_gemma else .6))
+            elif "vision_tower" in name or "projector" in name: p.copy_(z)
             else: p.copy_(z * {"lm_head": 2.0, "q_proj": .8, "k_proj": .8}.get(name.split(".")[-2], 1.0) / math.sqrt(p.shape[1]))
     model.tie_weights()
     return model.eval()
@@ -100,12 +111,18 @@ def exact_weights(folder):
     return out
 
 
+def module_names(weights):
+    """Names of a model with vision as its modules have them; files have those of older versions."""
+    lead = lambda n: n.replace("language_model.model.", "model.language_model.") if n.startswith("language_model.") else n if n.startswith(("model.", "lm_head")) else f"model.{n}"
+    return {lead(n): t for n, t in weights.items()}
+
+
 def reference(folder, dtype=torch.float32):
     """transformers on the exact weights; built in its dtype, because .to() would round the rotary frequencies."""
     config = AutoConfig.from_pretrained(folder)
     if hasattr(config, "quantization_config"): del config.quantization_config
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
-    missing, extra = model.load_state_dict(exact_weights(folder), strict=False)
+    missing, extra = model.load_state_dict(module_names(exact_weights(folder)), strict=False)
     assert not extra and all("lm_head" in m for m in missing), (missing, extra)
     model.tie_weights()
     return model.eval()
@@ -151,7 +168,8 @@ def greedy(model, ids):
 
 
 def make_adapter(model, folder, kind, noise):
-    config = LoraConfig(r=2, lora_alpha=3, target_modules="all-linear", task_type="CAUSAL_LM", use_dora=kind == "dora")
+    text = r"model\.language_model\.layers\..*_proj" if hasattr(model.config, "text_config") else "all-linear"
+    config = LoraConfig(r=2, lora_alpha=3, target_modules=text, task_type="CAUSAL_LM", use_dora=kind == "dora")
     adapted = get_peft_model(model, config)
     with torch.no_grad():
         for name, p in adapted.named_parameters():
@@ -173,7 +191,7 @@ def gradients(folder, kind, sequences, labels):
     z = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].double()
     loss = torch.nn.functional.cross_entropy(z.reshape(-1, VOCAB), want[:, 1:].reshape(-1), ignore_index=-100)
     loss.backward()
-    short = lambda n: n.removeprefix("base_model.model.").replace("lora_magnitude_vector.default.weight", "lora_magnitude_vector").replace(".default.", ".")
+    short = lambda n: n.removeprefix("base_model.model.").replace("model.language_model.", "model.").replace("lora_magnitude_vector.default.weight", "lora_magnitude_vector").replace(".default.", ".")
     out = {f"{kind}.{short(n)}": p.grad.float() for n, p in model.named_parameters() if p.requires_grad}
     return out | {f"{kind}.loss": torch.tensor([loss.item()], dtype=torch.float64)}
 

@@ -323,6 +323,9 @@ static void wrong_arguments_are_refused(void **state)
     c = gemm_4bit(32, 64, FAKE_F32);
     fake_set_int(&c.arguments, "rows", INT64_MAX / 2);
     refused(&c, "data has 1024 bytes, too few for codes of shape [4611686018427387903, 64]");
+    c = gemm_4bit(64, 32, FAKE_F32); /* no elements, yet strides above 63 bits */
+    set(&c, "x", fake_tensor(FAKE_F32, 3, (int64_t[]){0, INT64_MAX / 32, 32}));
+    refused(&c, "a result has strides above 9223372036854775807");
 }
 
 int main(void)

@@ -13,6 +13,8 @@
  *     x=TxH  x=TxH:f16:huge   a tensor: shape, dtype (the compute dtype, unless said), generator (case_data.c)
  *     ids=T:random-V  cu_seqlens=[0,5,5,40]          integers: i32
  *     seeds=[3,77]:i64                               i64
+ *     experts=TxJ:routed                             J of E experts for each of T tokens; so for offsets=E+1,
+ *                                                    pairs=T*J and rows=T*J. routed-one: all go to the same J
  *     w=NxK:nf4/128@f16       a weight: format, block, the dtype its state remembers
  *     dy=none                 a cotangent that is left out; the others are made as `infer` says
  *     dtype=bf16 causal=true  attributes
@@ -132,6 +134,8 @@ bool case_gather(case_memory *memory, nbl_tensor *tensor);
  * seed and slot name alone, so that another dtype holds the same ones, rounded. */
 bool case_fill(const char *text, const char *generator, uint64_t seed, const char *slot, nbl_tensor *tensor);
 bool case_is_integer(const char *generator);
+/* The generators routed and routed-one: slots experts, offsets, pairs and rows, alike in all slots of a case. */
+bool case_route(const char *text, const char *generator, uint64_t seed, const char *slot, nbl_tensor *tensor);
 /* A random weight in a storage format named as in the text: "nf4-nested/128@f16". */
 case_status case_weight(nbl_context *ctx, case_memory *memory, const char *store, int64_t rows,
                         int64_t columns, uint64_t seed, const char *slot, nbl_weight *weight,

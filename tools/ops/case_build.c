@@ -200,16 +200,21 @@ static case_status read_tensor(op_case *c, const nbl__slot *slot, const char *va
     return status;
 }
 
-/* SHAPE[:STORE]: a matrix in a storage format. */
+/* SHAPE[:STORE]: a matrix, or a stack of matrices, in a storage format. */
 static case_status read_weight(nbl_context *ctx, op_case *c, const nbl__slot *slot, const char *value,
                                char why[CASE_TEXT])
 {
     nbl_tensor shape;
     const char *store = strchr(value, ':');
     case_status status = read_shape(c, value, SPLIT_NONE, &shape);
-    if (status == CASE_READY && shape.rank == 2)
-        return case_weight(ctx, &c->memory, store ? store + 1 : nbl_dtype_name(c->dtype), shape.shape[0],
-                           shape.shape[1], c->seed, slot->name, case_slot_weight(slot, c->arguments), why);
+    if (status == CASE_READY && (shape.rank == 2 || shape.rank == 3)) {
+        nbl_weight *weight = case_slot_weight(slot, c->arguments);
+        status = case_weight(ctx, &c->memory, store ? store + 1 : nbl_dtype_name(c->dtype),
+                             nbl__tensor_rows(&shape), nbl__last(&shape), c->seed, slot->name, weight, why);
+        weight->rank = shape.rank;
+        memcpy(weight->shape, shape.shape, sizeof weight->shape);
+        return status;
+    }
     bad(why, "no matrix", slot->name, value);
     return CASE_BAD;
 }

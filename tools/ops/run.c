@@ -66,11 +66,14 @@ nbl_status run_tensor(run *r, const char *name, nbl_tensor *tensor)
 static nbl_status int8_weight(run *r, const char *name, const nbl__stored *codes, const nbl__stored *scales,
                               nbl_weight *w)
 {
-    NBL_CHECK(r->ctx, codes && codes->dtype == NBL_DTYPE_I8 && codes->rank == 2, NBL_ERROR_FORMAT,
-              "%s: \"%s\" has scales (SCB), but is not a matrix of i8", r->op, name);
-    NBL_CHECK(r->ctx, scales->dtype == NBL_DTYPE_F32 && scales->elements == codes->shape[0], NBL_ERROR_FORMAT,
+    bool fits = codes && codes->dtype == NBL_DTYPE_I8 && (codes->rank == 2 || codes->rank == 3);
+    NBL_CHECK(r->ctx, fits, NBL_ERROR_FORMAT,
+              "%s: \"%s\" has scales (SCB), but is not a matrix of i8, or a stack", r->op, name);
+    int64_t rows = codes->shape[0] * (codes->rank == 3 ? codes->shape[1] : 1);
+    NBL_CHECK(r->ctx, scales->dtype == NBL_DTYPE_F32 && scales->elements == rows, NBL_ERROR_FORMAT,
               "%s: \"%s.SCB\" is not one f32 per row", r->op, name);
-    *w = (nbl_weight){.format = NBL_FORMAT_INT8, .dtype = NBL_DTYPE_F16, .rank = 2, .data = codes->data};
+    *w = (nbl_weight){
+        .format = NBL_FORMAT_INT8, .dtype = NBL_DTYPE_F16, .rank = codes->rank, .data = codes->data};
     memcpy(w->shape, codes->shape, sizeof w->shape);
     return nbl__stored_floats(&r->arena, scales, &w->scales);
 }
@@ -80,18 +83,21 @@ static nbl_status mxfp4_weight(run *r, const char *name, const nbl__stored *bloc
                                nbl_weight *w)
 {
     bool fits = scales && blocks->dtype == NBL_DTYPE_U8 && scales->dtype == NBL_DTYPE_U8 &&
-                blocks->rank == 3 && scales->rank == 2 && blocks->shape[2] == 16 &&
-                scales->shape[0] == blocks->shape[0] && scales->shape[1] == blocks->shape[1];
-    NBL_CHECK(r->ctx, fits, NBL_ERROR_FORMAT,
-              "%s: \"%s_blocks\" [out, in/32, 16] and \"%s_scales\" [out, in/32] do not fit", r->op, name,
-              name);
+                (scales->rank == 2 || scales->rank == 3) && blocks->rank == scales->rank + 1 &&
+                blocks->shape[scales->rank] == 16;
+    for (int i = 0; fits && i < scales->rank; i++) fits = scales->shape[i] == blocks->shape[i];
+    NBL_CHECK(
+        r->ctx, fits, NBL_ERROR_FORMAT,
+        "%s: \"%s_blocks\" [out, in/32, 16] and \"%s_scales\" [out, in/32], or stacks of such, do not fit",
+        r->op, name, name);
     *w = (nbl_weight){.format = NBL_FORMAT_MXFP4,
                       .dtype = NBL_DTYPE_BF16,
-                      .rank = 2,
+                      .rank = scales->rank,
                       .block = 32,
-                      .shape = {blocks->shape[0], blocks->shape[1] * 32},
                       .data = blocks->data,
                       .scale_codes = scales->data};
+    memcpy(w->shape, scales->shape, sizeof w->shape);
+    w->shape[w->rank - 1] *= 32;
     return NBL_OK;
 }
 

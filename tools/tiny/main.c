@@ -13,6 +13,9 @@ static const char help[] =
     "Usage: make_tiny base OUT [ROWS]     the model before training, with its tokenizer, in OUT/start, and\n"
     "                                     OUT/chats.jsonl (ROWS chats), OUT/held-out.jsonl (chats for "
     "checking)\n"
+    "       make_tiny start OUT SHAPE     a model before training, with that tokenizer, in OUT; SHAPE: "
+    "llama,\n"
+    "                                     gpt_oss or qwen3_5\n"
     "       make_tiny sums OUT            OUT/sums.jsonl, OUT/sums-new-wordings.jsonl, "
     "OUT/sums-new-pairs.jsonl\n";
 
@@ -57,19 +60,25 @@ static void write_held_out(const char *out, uint64_t seed)
     free(seen);
 }
 
-/* Makes the folders, the tokenizer, the weights and the data. */
+/* Makes the folder of a model before training: tokenizer and weights. */
+static void write_start(const char *folder, const char *shape)
+{
+    make_folder(folder);
+    chat *chats = allocate(TOKENIZER_ROWS * sizeof *chats);
+    uint64_t state = 1;
+    for (int i = 0; i < TOKENIZER_ROWS; i++) draw_chat(&state, &chats[i]);
+    write_tokenizer(folder, chats, TOKENIZER_ROWS);
+    free(chats);
+    write_checkpoint(folder, shape, 2);
+}
+
+/* Makes nibble-tiny before training, and the data. */
 static void write_base(const char *out, int rows)
 {
     char start[4096];
     if (snprintf(start, sizeof start, "%s/start", out) >= (int)sizeof start) fail("%s: too long a name", out);
     make_folder(out);
-    make_folder(start);
-    chat *chats = allocate(TOKENIZER_ROWS * sizeof *chats);
-    uint64_t state = 1;
-    for (int i = 0; i < TOKENIZER_ROWS; i++) draw_chat(&state, &chats[i]);
-    write_tokenizer(start, chats, TOKENIZER_ROWS);
-    free(chats);
-    write_checkpoint(start, 2);
+    write_start(start, "llama");
     write_training(out, 3, rows);
     write_held_out(out, 4);
 }
@@ -81,6 +90,10 @@ int main(int count, char **words)
         long rows = count == 4 ? strtol(words[3], &end, 10) : ROWS;
         if (*end || rows < 1 || rows > MAX_ROWS) fail("%s is not a number of rows", words[3]);
         write_base(words[2], (int)rows);
+        return 0;
+    }
+    if (count == 4 && strcmp(words[1], "start") == 0) {
+        write_start(words[2], words[3]);
         return 0;
     }
     if (count == 3 && strcmp(words[1], "sums") == 0) {

@@ -79,8 +79,9 @@ void write_sums(const char *folder);
 /* Derives the merges from chats and writes tokenizer.json, tokenizer_config.json and
  * chat_template.jinja. */
 void write_tokenizer(const char *folder, const chat *chats, int count);
-/* Writes config.json, generation_config.json and model.safetensors with random weights. */
-void write_checkpoint(const char *folder, uint64_t seed);
+/* Writes config.json, generation_config.json and model.safetensors with random weights. `shape`:
+ * "llama", "gpt_oss" or "qwen3_5". */
+void write_checkpoint(const char *folder, const char *shape, uint64_t seed);
 
 enum { END_OF_TEXT = VOCABULARY - 3, CHAT_START, CHAT_END };
 

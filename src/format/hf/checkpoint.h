@@ -28,6 +28,9 @@ struct nbl_checkpoint {
 
     nbl_tensor_info *tensors; /* logical weights, in the order of their main stored tensor */
     int64_t tensor_count;
+    /* [tensor_count]: names that the text model has for these weights (text_part.h); NULL: the weight
+     * belongs to another part of the model */
+    const char **text_names;
     nbl_checkpoint_summary summary;
     /* Modules whose matrix is dense in a checkpoint that has packed weights. */
     struct nbl__names {

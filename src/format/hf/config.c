@@ -11,8 +11,7 @@
 
 enum { CONFIG_LIMIT = 16 << 20 };
 
-/* A key of the root, or of text_config if the root lacks it (multimodal models). */
-static const nbl__json *find(const nbl__json *root, const char *key)
+const nbl__json *nbl__config_find(const nbl__json *root, const char *key)
 {
     const nbl__json *value = nbl__json_get(root, key);
     return value ? value : nbl__json_get(nbl__json_get(root, "text_config"), key);
@@ -34,9 +33,9 @@ nbl_status nbl__config_parse(nbl__arena *arena, const char *where, const char *t
         config->architecture = architectures->items[0].string;
     config->model_type = nbl__json_text(root, "model_type");
     if (nbl__json_is(quantization, NBL_JSON_OBJECT)) config->quantization = quantization;
-    const nbl__json *tied = find(root, "tie_word_embeddings");
+    const nbl__json *tied = nbl__config_find(root, "tie_word_embeddings");
     if (tied) config->tied = nbl__json_is(tied, NBL_JSON_TRUE) ? NBL_TIED_YES : NBL_TIED_NO;
-    if (!nbl__json_natural(find(root, "num_hidden_layers"), &config->layers)) config->layers = 0;
+    if (!nbl__json_natural(nbl__config_find(root, "num_hidden_layers"), &config->layers)) config->layers = 0;
     config->is_multimodal = nbl__json_is(nbl__json_get(root, "text_config"), NBL_JSON_OBJECT);
     return NBL_OK;
 }

@@ -25,6 +25,10 @@ nbl_status nbl__config_parse(nbl__arena *arena, const char *where, const char *t
 /* Reads and parses a file of at most 16 MiB. Used for other small JSON files as well. */
 nbl_status nbl__config_read(nbl__arena *arena, const char *path, nbl__config *config);
 
+/* A key of the root, or of text_config if the root lacks it (multimodal models); NULL: neither has
+ * it. */
+const nbl__json *nbl__config_find(const nbl__json *root, const char *key);
+
 /* The method of quantization_config: "bitsandbytes", "mxfp4", "gptq", …; NULL when not
  * quantized. */
 const char *nbl__config_method(const nbl__config *config);

@@ -13,11 +13,12 @@
  * as numbers would give a wrong model without an error.
  *
  * Steps (nbl__checkpoint_group): sort by name; group packed weights; find companions that are left
- * over; every other stored tensor is a dense weight; summarise. */
+ * over; every other stored tensor is a dense weight; name the text model's weights; summarise. */
 #include <stdlib.h>
 
 #include "format/hf/bnb_state.h"
 #include "format/hf/checkpoint.h"
+#include "format/hf/text_part.h"
 #include "quant/quant.h"
 
 typedef struct slot {
@@ -320,6 +321,21 @@ static nbl_status summarise(nbl_checkpoint *c)
     return NBL_OK;
 }
 
+/* Fills in text_names. */
+static nbl_status name_text(nbl_checkpoint *c)
+{
+    bool parts = nbl__text_part_of(c->config.root) != NULL;
+    c->text_names = nbl__arena_alloc(&c->arena, (size_t)(c->tensor_count + 1) * sizeof *c->text_names);
+    if (c->text_names == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        const char *stored = c->tensors[i].name;
+        if (parts && nbl__text_part_is_other(stored)) continue;
+        c->text_names[i] = parts ? nbl__text_name(&c->arena, stored) : stored;
+        if (c->text_names[i] == NULL) return NBL_ERROR_MEMORY;
+    }
+    return NBL_OK;
+}
+
 nbl_status nbl__checkpoint_group(nbl_checkpoint *c)
 {
     grouping g = {.c = c, .count = c->stored_count};
@@ -358,6 +374,7 @@ nbl_status nbl__checkpoint_group(nbl_checkpoint *c)
         if (!g.slots[i].main) set_dense(&g.slots[i]);
         c->tensors[c->tensor_count++] = *g.slots[i].info;
     }
+    NBL_GO(name_text(c));
     NBL_GO(summarise(c));
 done:
     nbl__free(c->ctx, g.slots, (size_t)g.count * sizeof *g.slots);

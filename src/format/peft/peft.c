@@ -20,6 +20,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "format/hf/module_names.h"
+#include "format/hf/text_part.h"
+
 enum { CONFIG_LIMIT = 16 << 20 };
 static const char prefix[] = "base_model.model.";
 
@@ -84,7 +87,14 @@ static nbl_status split_name(nbl__peft *p, const nbl__stored *t, part *which, ch
 {
     size_t lead = sizeof prefix - 1;
     if (strncmp(t->name, prefix, lead) != 0) return bad_tensor(p, t, "does not begin with base_model.model.");
-    if ((*path = nbl__arena_strdup(&p->arena, t->name + lead)) == NULL) return NBL_ERROR_MEMORY;
+    const char *stored = t->name + lead, *name = stored;
+    if (p->prefix) {
+        bool other = nbl__text_prefix(stored) == NULL &&
+                     strncmp(stored, NBL_MODULE_LAYERS, strlen(NBL_MODULE_LAYERS)) == 0;
+        if (other) return bad_tensor(p, t, "is named as in a text model, others as in a model with vision");
+        name = nbl__text_name(&p->arena, stored);
+    }
+    if (name == NULL || (*path = nbl__arena_strdup(&p->arena, name)) == NULL) return NBL_ERROR_MEMORY;
     size_t length = strlen(*path);
     for (*which = PART_A; *which < PART_WEIGHT; ++*which) {
         size_t end = strlen(endings[*which]);
@@ -332,6 +342,16 @@ static nbl_status read_settings(nbl__peft *p)
     return nbl__peft_rules_make(p->ctx, path, &p->settings, &p->rules);
 }
 
+/* Finds out by the names of the tensors of which class the adapter is: text model or model with
+ * vision. */
+static void find_prefix(nbl__peft *p)
+{
+    for (int64_t i = 0; i < p->tensor_count && p->prefix == NULL; i++)
+        if (strncmp(p->tensors[i].name, prefix, sizeof prefix - 1) == 0)
+            p->prefix = nbl__text_prefix(p->tensors[i].name + sizeof prefix - 1);
+    if (p->rules) nbl__peft_rules_spell(p->rules, p->prefix);
+}
+
 /* Reads the head of the safetensors file. adapter_model.bin is a pickle: reading one would run its
  * code. */
 static nbl_status read_tensors(nbl__peft *p)
@@ -348,6 +368,7 @@ static nbl_status read_tensors(nbl__peft *p)
         nbl__safetensors_parse(&p->arena, path, p->file.data, p->file.size, &p->tensors, &p->tensor_count));
     qsort(p->tensors, (size_t)p->tensor_count, sizeof *p->tensors,
           by_tensor_name); /* puts the tensors of a module together */
+    find_prefix(p);
     NBL_TRY(sort_tensors(p));
     return check_bases(p);
 }

@@ -99,6 +99,9 @@ nbl_status nbl__peft_rank(const nbl__peft_rules *rules, const char *path, int64_
                           double *scale);
 /* True if the module, or a module that contains it, is in modules_to_save. */
 bool nbl__peft_saves(const nbl__peft_rules *rules, const char *path);
+/* Paths are always those of a text model: "model.layers.0.…". With a prefix (text_part.h) the settings
+ * name modules as a vision-language model does, and paths are spelled so before they are compared. */
+void nbl__peft_rules_spell(nbl__peft_rules *rules, const char *prefix);
 
 /* ---- an adapter ---- */
 
@@ -128,8 +131,11 @@ typedef struct nbl__peft {
     nbl__problems found;
     nbl__peft_settings settings;
     nbl__peft_rules *rules; /* NULL only after nbl__peft_inspect of a bad adapter_config.json */
-    nbl__file file;         /* adapter_model.safetensors, mapped; data NULL: a new adapter */
-    nbl__stored *tensors;   /* of the file, sorted by name */
+    /* The adapter names modules of the text model with this prefix (text_part.h); NULL: as a text
+     * model does. Paths and names below are those of a text model. */
+    const char *prefix;
+    nbl__file file;       /* adapter_model.safetensors, mapped; data NULL: a new adapter */
+    nbl__stored *tensors; /* of the file, sorted by name */
     int64_t tensor_count;
     nbl__peft_module *modules; /* sorted by path */
     int64_t module_count;
@@ -188,10 +194,11 @@ nbl_status nbl__peft_check_tensors(const nbl__peft *peft, const nbl__peft_tensor
 bool nbl__peft_unties(const nbl__peft *peft);
 
 /* Makes a new adapter for the modules that the settings choose among `targets`. It has no tensors.
- * The strings and lists of *settings must outlive it. Messages begin with `where`.
+ * The strings and lists of *settings must outlive it. `prefix`: of its names (text_part.h), unless the
+ * settings name modules otherwise. Messages begin with `where`.
  * NBL_ERROR_NOT_FOUND: a name of the settings matches no module, or none is chosen. */
 nbl_status nbl__peft_new(nbl_context *ctx, const char *where, const nbl__peft_settings *settings,
-                         const nbl__peft_target *targets, int64_t count, nbl__peft **out);
+                         const char *prefix, const nbl__peft_target *targets, int64_t count, nbl__peft **out);
 
 /* True for an adapter of nbl__peft_new, which has no file. */
 static inline bool nbl__peft_is_new(const nbl__peft *peft)
@@ -216,6 +223,7 @@ typedef struct nbl__peft_new_tensor {
 /* The contents of an adapter to be written. Nothing is copied. */
 typedef struct nbl__peft_description {
     nbl__peft_settings settings;
+    const char *prefix; /* of the names that are written (text_part.h); NULL: those of a text model */
     const nbl__peft_new_module *modules;
     int64_t module_count;
     const nbl__peft_new_tensor *replacements;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "format/hf/text_part.h"
 #include "format/peft/peft.h"
 
 /* The state of one check. targets[i] points into the caller's list, sorted for look-ups by path. */
@@ -121,7 +122,9 @@ static nbl_status check_names(const checker *c, const char *option, const nbl__p
         bool found = false;
         size_t n = strlen(list->names[k]);
         for (int64_t i = 0; i < c->count && !found; i++) {
-            const char *path = c->targets[i]->path;
+            char memory[1024];
+            const char *path = nbl__text_spell(c->peft->prefix, c->targets[i]->path, memory, sizeof memory);
+            if (path == NULL) path = c->targets[i]->path;
             for (size_t end = strlen(path);
                  end > 0 && !found;) { /* a module or, for modules_to_save, a part of it */
                 found = n <= end && memcmp(path + end - n, list->names[k], n) == 0 &&

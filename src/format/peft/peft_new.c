@@ -6,6 +6,8 @@
  * choice. */
 #include <stdlib.h>
 
+#include "format/hf/module_names.h"
+#include "format/hf/text_part.h"
 #include "format/peft/peft.h"
 
 static int by_path(const void *a, const void *b)
@@ -38,9 +40,11 @@ static nbl_status check_names(nbl__peft *p, const char *option, const nbl__peft_
         bool met = false;
         size_t n = strlen(list->names[i]);
         for (int64_t k = 0; k < count && !met; k++) {
-            size_t length = strlen(targets[k].path);
-            met = nbl__ends_with(targets[k].path, list->names[i]) &&
-                  (length == n || targets[k].path[length - n - 1] == '.');
+            char memory[1024];
+            const char *path = nbl__text_spell(p->prefix, targets[k].path, memory, sizeof memory);
+            if (path == NULL) path = targets[k].path;
+            size_t length = strlen(path);
+            met = nbl__ends_with(path, list->names[i]) && (length == n || path[length - n - 1] == '.');
         }
         NBL_CHECK(p->ctx, met, NBL_ERROR_NOT_FOUND, "%s: %s has \"%s\", which is no module of this model",
                   p->folder, option, list->names[i]);
@@ -48,8 +52,20 @@ static nbl_status check_names(nbl__peft *p, const char *option, const nbl__peft_
     return NBL_OK;
 }
 
+/* The prefix of the new adapter's names: that of target_modules where they have one or are names of
+ * a text model, else the usual one. */
+static const char *choose_prefix(const nbl__peft_settings *settings, const char *usual)
+{
+    const nbl__peft_choice *target = &settings->target;
+    const char *first = target->regex ? target->regex : target->list.count ? target->list.names[0] : NULL;
+    if (first == NULL) return usual;
+    const char *told = nbl__text_prefix(first);
+    if (told) return told;
+    return strncmp(first, NBL_MODULE_LAYERS, strlen(NBL_MODULE_LAYERS)) == 0 ? NULL : usual;
+}
+
 nbl_status nbl__peft_new(nbl_context *ctx, const char *where, const nbl__peft_settings *settings,
-                         const nbl__peft_target *targets, int64_t count, nbl__peft **out)
+                         const char *prefix, const nbl__peft_target *targets, int64_t count, nbl__peft **out)
 {
     nbl__peft *p = *out = NULL;
     nbl_status status = NBL_OK;
@@ -60,7 +76,9 @@ nbl_status nbl__peft_new(nbl_context *ctx, const char *where, const nbl__peft_se
     p->folder = nbl__arena_strdup(&p->arena, where);
     p->modules = nbl__arena_alloc(&p->arena, (size_t)count * sizeof *p->modules);
     NBL_GO(p->folder && p->modules ? NBL_OK : NBL_ERROR_MEMORY);
+    p->prefix = choose_prefix(settings, prefix);
     NBL_GO(nbl__peft_rules_make(ctx, where, &p->settings, &p->rules));
+    nbl__peft_rules_spell(p->rules, p->prefix);
     NBL_GO(check_names(p, "lora_target_modules", &settings->target.list, targets, count));
     NBL_GO(check_names(p, "lora_modules_to_save", &settings->modules_to_save, targets, count));
     for (int64_t i = 0; i < count; i++) NBL_GO(choose_module(p, &targets[i]));

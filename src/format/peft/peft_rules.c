@@ -24,6 +24,7 @@
 #include <stdlib.h>
 
 #include "base/alloc.h"
+#include "format/hf/text_part.h"
 #include "format/peft/peft.h"
 
 enum { STEP_LIMIT = 200000, EXPRESSION_LIMIT = 65536 };
@@ -39,6 +40,7 @@ struct nbl__peft_rules {
     nbl__arena arena;
     const char *where;
     const nbl__peft_settings *settings;
+    const char *prefix; /* nbl__peft_rules_spell */
     pcre2_general_context *memory;
     pcre2_compile_context *compile;
     expression target, exclude;               /* code NULL: a list, or nothing */
@@ -184,6 +186,20 @@ void nbl__peft_rules_free(nbl__peft_rules *rules)
 
 /* ---- matching ---- */
 
+enum { PATH_SIZE = 1024 };
+
+void nbl__peft_rules_spell(nbl__peft_rules *rules, const char *prefix)
+{
+    rules->prefix = prefix;
+}
+
+/* The path as the settings name it. A path beyond PATH_SIZE stays as it is: no model has one. */
+static const char *spell(const nbl__peft_rules *r, const char *path, char memory[PATH_SIZE])
+{
+    const char *spelled = nbl__text_spell(r->prefix, path, memory, PATH_SIZE);
+    return spelled ? spelled : path;
+}
+
 /* Matches a path. *index (may be NULL): the number in the group idx; unchanged if there is none. */
 static nbl_status match(const nbl__peft_rules *r, const expression *e, const char *path, bool *matches,
                         int64_t *index)
@@ -254,7 +270,9 @@ static nbl_status is_in_layers(const nbl__peft_rules *r, const char *path, bool 
 nbl_status nbl__peft_targets(const nbl__peft_rules *r, const char *path, nbl__peft_kind kind, bool *targeted)
 {
     const nbl__peft_settings *s = r->settings;
+    char memory[PATH_SIZE];
     bool excluded = false;
+    path = spell(r, path, memory);
     *targeted = false;
     NBL_TRY(is_excluded(r, path, &excluded));
     if (excluded) return NBL_OK;
@@ -285,7 +303,9 @@ nbl_status nbl__peft_rank(const nbl__peft_rules *rules, const char *path, int64_
                           double *scale)
 {
     const nbl__peft_settings *s = rules->settings;
+    char memory[PATH_SIZE];
     double rank = (double)s->r;
+    path = spell(rules, path, memory);
     *alpha = s->alpha;
     NBL_TRY(find_pattern(rules, s->rank_pattern, rules->rank, s->rank_pattern_count, path, &rank));
     NBL_TRY(find_pattern(rules, s->alpha_pattern, rules->alpha, s->alpha_pattern_count, path, alpha));
@@ -297,6 +317,8 @@ nbl_status nbl__peft_rank(const nbl__peft_rules *rules, const char *path, int64_
 bool nbl__peft_saves(const nbl__peft_rules *rules, const char *path)
 {
     const nbl__peft_list *list = &rules->settings->modules_to_save;
+    char memory[PATH_SIZE];
+    path = spell(rules, path, memory);
     for (size_t end = strlen(path); end > 0;) { /* the module, then what it is part of */
         for (int64_t i = 0; i < list->count; i++) {
             size_t n = strlen(list->names[i]);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "format/hf/text_part.h"
 #include "format/peft/peft.h"
 
 /* One write. tensors[n] is the tensor that the writer knows as number n. */
@@ -20,12 +21,21 @@ typedef struct plan {
     int64_t count;
 } plan;
 
+/* A path or name as it is written; NULL if memory has run out or it is too long. */
+static const char *spell(plan *p, const char *name)
+{
+    char memory[1024];
+    const char *spelled = nbl__text_spell(p->description->prefix, name, memory, sizeof memory);
+    return spelled ? nbl__arena_strdup(&p->arena, spelled) : NULL;
+}
+
 /* Declares one tensor under PEFT's name. Numbers are given out in order, so p->tensors has no
  * gaps. */
 static nbl_status declare(plan *p, const char *path, const char *ending, const nbl_tensor *tensor)
 {
     int64_t number = 0;
-    char *name = nbl__arena_printf(&p->arena, "base_model.model.%s%s", path, ending);
+    const char *spelled = spell(p, path);
+    char *name = spelled ? nbl__arena_printf(&p->arena, "base_model.model.%s%s", spelled, ending) : NULL;
     if (name == NULL) return NBL_ERROR_MEMORY;
     NBL_CHECK(p->ctx, tensor->data, NBL_ERROR_ARGUMENT, "tensor \"%s\" has no data", name);
     NBL_TRY(nbl__safetensors_writer_declare(p->writer, 0, name, tensor->dtype, tensor->rank, tensor->shape,
@@ -69,7 +79,8 @@ static nbl_status put_config(plan *p, nbl__output *output)
     if (settings.all_linear) {
         const char **paths = nbl__arena_alloc(&p->arena, (size_t)d->module_count * sizeof *paths);
         if (paths == NULL) return NBL_ERROR_MEMORY;
-        for (int64_t i = 0; i < d->module_count; i++) paths[i] = d->modules[i].path;
+        for (int64_t i = 0; i < d->module_count; i++)
+            if ((paths[i] = spell(p, d->modules[i].path)) == NULL) return NBL_ERROR_MEMORY;
         qsort(paths, (size_t)d->module_count, sizeof *paths, by_text);
         settings.target.list = (nbl__peft_list){paths, d->module_count};
         settings.all_linear = false;

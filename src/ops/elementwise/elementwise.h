@@ -49,6 +49,7 @@ typedef struct nbl__gated {
     nbl_tensor gate, up, h;
     nbl_tensor dh, dgate, dup;
 } nbl__gated;
+extern const nbl__impl nbl__gated_ref, nbl__gated_backward_ref; /* for references that contain gated */
 
 #if defined(__x86_64__)
 /* The kernels of gated, for operators that contain it: n elements of one dtype.

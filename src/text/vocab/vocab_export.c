@@ -20,6 +20,7 @@
 #include <stdio.h>
 
 #include "base/file/file.h"
+#include "text/files/tokenizer_files.h"
 #include "text/template/chat_template.h"
 #include "text/tokenizer/pre_tokenizer.h"
 
@@ -88,6 +89,26 @@ static nbl_status read_json(exporter *e, const char *name, const char **path, co
 }
 
 /* ---- tokens ---- */
+
+/* Reads the tokenizer as a tokenizer.json: the adapter's, or the model's if the adapter has none. Sets
+ * e->root to NULL if neither has one. */
+static nbl_status read_tokenizer(exporter *e)
+{
+    const char *folders[] = {e->source->adapter, e->source->folder}, *path = NULL;
+    for (int i = 0; i < 2 && path == NULL; i++)
+        if (folders[i]) NBL_TRY(nbl__tokenizer_find(e->arena, folders[i], &path));
+    if (path == NULL) {
+        e->where = nbl__arena_printf(e->arena, "%s/tokenizer.json", e->source->folder);
+        return e->where ? NBL_OK : NBL_ERROR_MEMORY;
+    }
+    e->where = path;
+    nbl__text json = {.ctx = e->ctx};
+    nbl_status status = nbl__tokenizer_text(e->ctx, path, &json);
+    if (status == NBL_OK)
+        status = nbl__json_parse(e->arena, path, json.text, json.size, NBL_JSON_SERDE, &e->root);
+    nbl__text_free(&json);
+    return status;
+}
 
 /* Sets the token of an id. The score of an earlier token of that id stays. */
 static nbl_status set_token(exporter *e, const nbl__json *id, const char *text, size_t size, int32_t type)
@@ -362,7 +383,7 @@ static int64_t role_id(const exporter *e, const char *role)
     int64_t id = find_token(e, role_text(e, role));
     if (id >= 0) return id;
     (void)snprintf(key, sizeof key, "%s_id", role);
-    const nbl__json *value = nbl__json_get(e->config, key);
+    const nbl__json *value = nbl__config_find(e->config, key);
     if (nbl__json_is(value, NBL_JSON_ARRAY) && value->count) value = &value->items[0];
     return nbl__json_natural(value, &id) && id < e->size ? id : -1;
 }
@@ -519,7 +540,7 @@ nbl_status nbl__vocab_export(nbl__arena *arena, const nbl__text_source *source, 
         .ctx = arena->ctx, .arena = arena, .source = source, .config = config, .size = size, .w = w};
     *exported = (nbl__exported_vocab){0};
     const char *unused;
-    NBL_TRY(read_json(&e, "tokenizer.json", &e.where, &e.root));
+    NBL_TRY(read_tokenizer(&e));
     NBL_TRY(read_json(&e, "tokenizer_config.json", &unused, &e.settings));
     if (e.root == NULL) {
         nbl__log(e.ctx, NBL_LOG_WARNING, "%s: no such file; the GGUF file has no vocabulary", e.where);

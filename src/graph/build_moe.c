@@ -1,0 +1,64 @@
+/* build_moe.c - see build_moe.h. Slots are named by their fields, as in build.c. */
+#include "graph/build_moe.h"
+
+#include "ops/families.h"
+#include "ops/moe/expert_mlp.h"
+#include "ops/moe/expert_order.h"
+
+nbl__routing nbl__build_router(nbl__graph *g, const char *name, nbl__value logits,
+                               const nbl__router_options *how)
+{
+    nbl__routing to = {0};
+    nbl__router *a = nbl__graph_begin(g, &nbl__router_family,
+                                      nbl__arena_printf(&g->arena, "%s.router", name));
+    if (a == NULL) return to;
+    a->dtype = how->dtype;
+    a->kind = (int)how->kind;
+    a->top_k = how->top_k;
+    a->round = how->round;
+    nbl__graph_bind(g, &a->logits, logits);
+    to.experts = nbl__graph_end(g);
+    to.weights = nbl__graph_output(g, &a->weights);
+    nbl__expert_order *order = nbl__graph_begin(g, &nbl__expert_order_family,
+                                                nbl__arena_printf(&g->arena, "%s.order", name));
+    if (order == NULL || g->status != NBL_OK) return to;
+    order->count = nbl__last(&nbl__info(g, logits)->tensor);
+    nbl__graph_bind(g, &order->experts, to.experts);
+    to.offsets = nbl__graph_end(g);
+    to.pairs = nbl__graph_output(g, &order->pairs);
+    to.rows = nbl__graph_output(g, &order->rows);
+    return to;
+}
+
+static void bind_layer(nbl__graph *g, nbl__expert_linear *l, const nbl__expert_values *values)
+{
+    nbl__graph_bind(g, &l->w, values->w);
+    nbl__graph_bind(g, &l->bias, values->bias);
+    nbl__graph_bind(g, &l->lora_a, values->lora_a);
+    nbl__graph_bind(g, &l->lora_b, values->lora_b);
+    if (values->lora_a) l->scale = values->scale;
+}
+
+nbl__value nbl__build_expert_mlp(nbl__graph *g, const char *name, nbl__value x, const nbl__routing *to,
+                                 const nbl__expert_values *gate_up, const nbl__expert_values *down,
+                                 const nbl__expert_options *how)
+{
+    nbl__expert_mlp *a = nbl__graph_begin(g, &nbl__expert_mlp_family, name);
+    if (a == NULL) return 0;
+    a->dtype = how->dtype;
+    a->act = (int)how->act;
+    a->limit = how->limit;
+    a->alpha = how->alpha;
+    a->transposed = how->transposed;
+    a->interleaved = how->interleaved;
+    a->scales_input = how->scales_input;
+    a->keep = how->keep;
+    nbl__graph_bind(g, &a->x, x);
+    nbl__graph_bind(g, &a->offsets, to->offsets);
+    nbl__graph_bind(g, &a->pairs, to->pairs);
+    nbl__graph_bind(g, &a->rows, to->rows);
+    nbl__graph_bind(g, &a->weights, to->weights);
+    bind_layer(g, &a->gate_up, gate_up);
+    bind_layer(g, &a->down, down);
+    return nbl__graph_end(g);
+}
