@@ -33,6 +33,8 @@ enum { PTX_WHY = 1024 };
 
 /* NULL: the fat binary has no intermediate code, or it cannot be unpacked. The caller keeps the fat binary. */
 ptx_module *ptx_module_open(const uint8_t *fatbin);
+/* The same from the text of the code. */
+ptx_module *ptx_module_read(const char *text);
 void ptx_module_close(ptx_module *m);
 
 /* A launch, ready to run any number of times. */

@@ -163,7 +163,6 @@ typedef struct ptx_variable {
 
 struct ptx_module {
     char *text;
-    size_t bytes;
     ptx_variable *variables;
     size_t variable_count;
     ptx_code *kernels; /* decoded so far */

@@ -33,22 +33,21 @@ static void blank_comments(char *p)
     }
 }
 
-static char *unpack(const uint8_t *entry, size_t *bytes)
+static char *unpack(const uint8_t *entry)
 {
     enum { ZSTD = 0x8000, PACKED = 0xa000 };
     const uint8_t *contents = entry + number(entry + 4, 4);
     uint64_t stored = number(entry + 8, 8), packed = number(entry + 16, 4), flags = number(entry + 40, 8);
     bool zstd = (flags & ZSTD) != 0;
     if ((flags & PACKED) && !zstd) return NULL; /* packed in another way */
-    *bytes = zstd ? number(entry + 56, 8) : stored;
-    char *text = calloc(1, *bytes + 1);
+    size_t bytes = zstd ? number(entry + 56, 8) : stored;
+    char *text = calloc(1, bytes + 1);
     if (text == NULL) abort();
-    if (!zstd) memcpy(text, contents, *bytes);
-    else if (!ptx_unzstd((uint8_t *)text, *bytes, contents, packed ? packed : stored)) {
+    if (!zstd) memcpy(text, contents, bytes);
+    else if (!ptx_unzstd((uint8_t *)text, bytes, contents, packed ? packed : stored)) {
         free(text);
         return NULL;
     }
-    blank_comments(text);
     return text;
 }
 
@@ -149,20 +148,29 @@ static void read_variables(ptx_module *m)
 
 /* ---- modules ---- */
 
+static ptx_module *make_module(char *text)
+{
+    ptx_module *m = calloc(1, sizeof *m);
+    if (m == NULL) abort();
+    blank_comments(text);
+    m->text = text;
+    read_variables(m);
+    return m;
+}
+
+ptx_module *ptx_module_read(const char *text)
+{
+    char *copy = strdup(text);
+    if (copy == NULL) abort();
+    return make_module(copy);
+}
+
 ptx_module *ptx_module_open(const uint8_t *fatbin)
 {
     const uint8_t *entry = fatbin + number(fatbin + 6, 2), *end = entry + number(fatbin + 8, 8);
     for (; entry < end; entry += number(entry + 4, 4) + number(entry + 8, 8)) {
-        if (number(entry, 2) != 1) continue;
-        size_t bytes;
-        char *text = unpack(entry, &bytes);
-        if (text == NULL) continue;
-        ptx_module *m = calloc(1, sizeof *m);
-        if (m == NULL) abort();
-        m->text = text;
-        m->bytes = bytes;
-        read_variables(m);
-        return m;
+        char *text = number(entry, 2) == 1 ? unpack(entry) : NULL;
+        if (text) return make_module(text);
     }
     return NULL;
 }
