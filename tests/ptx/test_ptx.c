@@ -181,7 +181,7 @@ static void threads_of_a_block_meet_in_shared_memory(void **state)
     assert_int_equal(memory[0], 1);
 }
 
-static void blocks_add_to_one_place(void **state)
+static void blocks_add_to_one_word(void **state)
 {
     (void)state;
     memory[0] = 0;
@@ -252,7 +252,7 @@ int main(void)
         cmocka_unit_test(an_instruction_gives_the_bits_of_the_device),
         cmocka_unit_test(lanes_part_and_meet_again),
         cmocka_unit_test(threads_of_a_block_meet_in_shared_memory),
-        cmocka_unit_test(blocks_add_to_one_place),
+        cmocka_unit_test(blocks_add_to_one_word),
         cmocka_unit_test(a_copy_is_there_when_it_was_waited_for),
         cmocka_unit_test(a_function_returns_to_where_it_was_called),
         cmocka_unit_test(what_a_kernel_may_not_do_is_named),
