@@ -203,25 +203,40 @@ static bool is_direct(const gemm_plan *plan, const product_plan *q, int64_t rows
     return any;
 }
 
-/* Items of step 2: all slices of all column blocks of this row block and stage. */
-static int64_t multiply_items(const gemm_plan *plan)
+/* Items of step 2: all slices of all column blocks of this row block and stage. Sets where each product's begin. */
+static int64_t multiply_items(gemm_plan *plan)
 {
     int64_t items = 0;
-    for (column_block at = {0}; nbl__gemm_next_column_block(plan, plan->row_block, plan->stage, &at);)
-        items += at.product->slices;
+    for (int i = 0; i < plan->count; i++) plan->products[i].first_item = -1;
+    for (column_block at = {0}; nbl__gemm_next_column_block(plan, plan->row_block, plan->stage, &at);) {
+        product_plan *q = &plan->products[at.product - plan->products];
+        if (at.begin == 0) q->first_item = items, q->left = at.left;
+        items += q->slices;
+    }
     return items;
+}
+
+/* The column block of an item; *item becomes its slice. */
+static column_block column_block_of(const gemm_plan *plan, int64_t *item)
+{
+    const product_plan *q = plan->products;
+    for (int i = 0; i < plan->count; i++) {
+        const product_plan *other = &plan->products[i];
+        if (other->first_item >= 0 && other->first_item <= *item) q = other;
+    }
+    column_block block = {q, 0, 0, q->left};
+    *item -= q->first_item;
+    nbl__gemm_next_column_block(plan, plan->row_block, plan->stage, &block);
+    for (; *item >= q->slices; *item -= q->slices)
+        nbl__gemm_next_column_block(plan, plan->row_block, plan->stage, &block);
+    return block;
 }
 
 /* One slice of one column block: all terms, then the epilogue. */
 static nbl_status multiply_item(void *argument, int64_t item, int worker)
 {
     const gemm_plan *plan = argument;
-    column_block block = {0};
-    for (nbl__gemm_next_column_block(plan, plan->row_block, plan->stage, &block);
-         item >= block.product->slices;) {
-        item -= block.product->slices;
-        nbl__gemm_next_column_block(plan, plan->row_block, plan->stage, &block);
-    }
+    column_block block = column_block_of(plan, &item);
     const product_plan *q = block.product;
     const nbl__gemm_product *p = q->product;
     assert(q < plan->products + plan->count && block.begin < block.end && block.end <= q->strips);
