@@ -994,7 +994,8 @@ nbl_model_plan_get_value(const nbl_model_plan *plan, int64_t index);
 typedef struct nbl_tokenizer nbl_tokenizer;
 
 /* `path`: a folder with a tokenizer.json, such a file, or a .gguf file with a
- * vocabulary. What would change ids is done, or is an error with its name. */
+ * vocabulary. A folder may have tekken.json, tokenizer.model, or vocab.json with
+ * merges.txt instead, read as transformers does (docs/FORMATS.md). What would change ids is done, or is an error with its name. */
 NBL_API nbl_status nbl_tokenizer_open(nbl_context *ctx, const char *path,
                                       nbl_tokenizer **tokenizer);
 /* The same from the text of a tokenizer.json, `size` bytes. `name` begins error

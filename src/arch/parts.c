@@ -56,9 +56,8 @@ static nbl__value with_role(nbl__build *b, nbl__value v, nbl__weight_role role)
     return v;
 }
 
-/* A trained parameter: the f32 master copy. In 16 bits small updates would be rounded away. */
-static nbl__value master(nbl__build *b, const char *name, nbl__weight_role role, int rank, int64_t first,
-                         int64_t second)
+nbl__value nbl__part_master(nbl__build *b, const char *name, nbl__weight_role role, int rank, int64_t first,
+                            int64_t second)
 {
     nbl__value v = nbl__graph_value(b->g, NBL_KIND_PARAMETER, name, NBL_DTYPE_F32, rank,
                                     (int64_t[]){first, second});
@@ -72,7 +71,7 @@ nbl__value nbl__part_weight(nbl__build *b, const char *name, nbl__weight_role ro
     if (role == NBL_WEIGHT_EMBEDDING && b->embedding) return b->embedding;
     const nbl_weight *w = nbl__part_tensor(b, name, role, 2, rows, columns);
     if (w == NULL) return 0;
-    nbl__value v = is_trained(b, name) ? master(b, name, role, 2, rows, columns)
+    nbl__value v = is_trained(b, name) ? nbl__part_master(b, name, role, 2, rows, columns)
                                        : with_role(b, nbl__graph_weight(b->g, name, w), role);
     if (role == NBL_WEIGHT_EMBEDDING) b->embedding = v;
     return v;
@@ -82,7 +81,7 @@ nbl__value nbl__part_vector(nbl__build *b, const char *name, nbl__weight_role ro
 {
     const nbl_weight *w = nbl__part_tensor(b, name, role, 1, n, 0);
     if (w == NULL) return 0;
-    if (is_trained(b, name)) return master(b, name, role, 1, n, 0);
+    if (is_trained(b, name)) return nbl__part_master(b, name, role, 1, n, 0);
     nbl_dtype dtype = role == NBL_WEIGHT_BIAS ? b->dtype : w->dtype;
     return with_role(b, nbl__graph_value(b->g, NBL_KIND_PARAMETER, name, dtype, 1, &n), role);
 }
@@ -107,10 +106,13 @@ static nbl__linear_values layer_at(nbl__build *b, const char *path, nbl__weight_
     if (!b->source->adapter(b->source->user, full(b, path, "", name), &adapter)) return l;
     l.scale = adapter.scale;
     l.dropout = b->train ? adapter.dropout : 0;
-    l.lora_a = master(b, full(b, path, ".lora_A.weight", name), NBL_WEIGHT_LORA_A, 2, adapter.rank, in);
-    l.lora_b = master(b, full(b, path, ".lora_B.weight", name), NBL_WEIGHT_LORA_B, 2, out, adapter.rank);
+    l.lora_a = nbl__part_master(b, full(b, path, ".lora_A.weight", name), NBL_WEIGHT_LORA_A, 2, adapter.rank,
+                                in);
+    l.lora_b = nbl__part_master(b, full(b, path, ".lora_B.weight", name), NBL_WEIGHT_LORA_B, 2, out,
+                                adapter.rank);
     if (!adapter.dora) return l;
-    l.magnitude = master(b, full(b, path, ".lora_magnitude_vector", name), NBL_WEIGHT_MAGNITUDE, 1, out, 0);
+    l.magnitude = nbl__part_master(b, full(b, path, ".lora_magnitude_vector", name), NBL_WEIGHT_MAGNITUDE, 1,
+                                   out, 0);
     l.norm = nbl__graph_value(b->g, NBL_KIND_PREPARED, full(b, path, ".norm", name), NBL_DTYPE_F32, 1, &out);
     return l;
 }
@@ -276,6 +278,10 @@ nbl__value nbl__part_attention(nbl__build *b, nbl__qkv x, int64_t layer, const n
                                       .softcap = how->softcap,
                                       .window = how->window,
                                       .chunk = how->chunk};
+    char sinks[NAME_SIZE];
+    if (d->sinks)
+        options.sinks = nbl__part_vector(b, full(b, "self_attn.sinks", "", sinks), NBL_WEIGHT_SINKS,
+                                         d->heads);
     rotation none = {NULL, {0}}, keys = rotation_of_keys(b, how), queries = rotation_of_queries(b, how);
     /* One operator rotates q and k alike and in halves, writes the cache and attends. */
     bool fuses_rope_attention = b->fuses_rope_attention && b->mode == NBL_MODE_DECODE && keys.rope &&
@@ -304,27 +310,44 @@ nbl__value nbl__part_attention_output(nbl__build *b, nbl__value x, bool bias)
 
 /* ---- feed-forward ---- */
 
+static nbl__value gated_down_at(nbl__build *b, nbl__value gate, nbl__value up, const char *module,
+                                int64_t inner, bool bias)
+{
+    char name[NAME_SIZE];
+    snprintf(name, sizeof name, "%s.act", module);
+    nbl__value x = nbl__build_gated(b->g, name, gate, up, b->d->act, b->dtype);
+    snprintf(name, sizeof name, "%s.down_proj", module);
+    return nbl__part_linear(b, x, name, NBL_WEIGHT_LINEAR, b->d->hidden, inner, bias, NBL_DROPOUT_MASK_DOWN);
+}
+
 nbl__value nbl__part_gated_mlp(nbl__build *b, nbl__value x, bool bias)
 {
+    return nbl__part_gated_mlp_at(b, x, "mlp", b->d->inner, bias);
+}
+
+nbl__value nbl__part_gated_mlp_at(nbl__build *b, nbl__value x, const char *module, int64_t inner, bool bias)
+{
     const nbl__decoder *d = b->d;
+    char gate[NAME_SIZE], up[NAME_SIZE], down[NAME_SIZE], name[NAME_SIZE];
+    snprintf(gate, sizeof gate, "%s.gate_proj", module);
+    snprintf(up, sizeof up, "%s.up_proj", module);
+    snprintf(down, sizeof down, "%s.down_proj", module);
     nbl__linear_options how = linear_options(b, NBL_DROPOUT_MASK_GATE_UP);
     nbl__linear_values layers[NBL_MLP_PARTS];
-    layers[NBL_MLP_GATE] = layer_at(b, "mlp.gate_proj", NBL_WEIGHT_LINEAR, d->inner, d->hidden, bias);
-    layers[NBL_MLP_UP] = layer_at(b, "mlp.up_proj", NBL_WEIGHT_LINEAR, d->inner, d->hidden, bias);
+    layers[NBL_MLP_GATE] = layer_at(b, gate, NBL_WEIGHT_LINEAR, inner, d->hidden, bias);
+    layers[NBL_MLP_UP] = layer_at(b, up, NBL_WEIGHT_LINEAR, inner, d->hidden, bias);
     if (b->split_mlp) {
         nbl__value y[2];
-        nbl__build_linear_group(b->g, "mlp.gate_up", x, layers, 2, &how, y);
-        return nbl__part_gated_down(b, y[0], y[1], bias);
+        snprintf(name, sizeof name, "%s.gate_up", module);
+        nbl__build_linear_group(b->g, name, x, layers, 2, &how, y);
+        return gated_down_at(b, y[0], y[1], module, inner, bias);
     }
-    layers[NBL_MLP_DOWN] = layer_at(b, "mlp.down_proj", NBL_WEIGHT_LINEAR, d->hidden, d->inner, bias);
+    layers[NBL_MLP_DOWN] = layer_at(b, down, NBL_WEIGHT_LINEAR, d->hidden, inner, bias);
     /* keep: forward saves gate and up; the plan clears it (NBL_RECOMPUTE_FLAGGED). */
-    return nbl__build_mlp(b->g, "mlp", x, layers, d->act, b->train, &how);
+    return nbl__build_mlp(b->g, module, x, layers, d->act, b->train, &how);
 }
 
 nbl__value nbl__part_gated_down(nbl__build *b, nbl__value gate, nbl__value up, bool bias)
 {
-    const nbl__decoder *d = b->d;
-    nbl__value x = nbl__build_gated(b->g, "mlp.act", gate, up, d->act, b->dtype);
-    return nbl__part_linear(b, x, "mlp.down_proj", NBL_WEIGHT_LINEAR, d->hidden, d->inner, bias,
-                            NBL_DROPOUT_MASK_DOWN);
+    return gated_down_at(b, gate, up, "mlp", b->d->inner, bias);
 }

@@ -249,6 +249,7 @@ nbl__value nbl__build_attention(nbl__graph *g, const char *name, nbl__value q, n
     bind(g, &a->k, k);
     bind(g, &a->v, v);
     bind(g, &a->cu_seqlens, cu_seqlens);
+    bind(g, &a->sinks, how->sinks);
     nbl__value out = nbl__graph_end(g);
     *lse = output(g, &a->lse);
     return out;
@@ -268,6 +269,7 @@ nbl__value nbl__build_attention_decode(nbl__graph *g, const char *name, nbl__val
     bind(g, &a->k, cache.keys);
     bind(g, &a->v, cache.values);
     bind(g, &a->lengths, cache.lengths);
+    bind(g, &a->sinks, how->sinks);
     return nbl__graph_end(g);
 }
 
@@ -290,6 +292,7 @@ nbl__value nbl__build_attention_step(nbl__graph *g, const char *name, nbl__value
     bind(g, &a->keys, cache.keys);
     bind(g, &a->values, cache.values);
     bind(g, &a->lengths, cache.lengths);
+    bind(g, &a->sinks, how->sinks);
     return nbl__graph_end(g);
 }
 

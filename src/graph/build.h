@@ -91,10 +91,11 @@ nbl__value nbl__build_gated_norm(nbl__graph *g, const char *name, nbl__value x, 
 
 typedef struct nbl__attention_options {
     nbl_dtype dtype;
-    float scale;    /* of scores; 0: 1 / sqrt(head_dim) */
-    float softcap;  /* of scores; 0: none */
-    int64_t window; /* tokens that a query sees, itself included; 0: all */
-    int64_t chunk;  /* a query sees keys of its own block of this many positions; 0: all */
+    float scale;      /* of scores; 0: 1 / sqrt(head_dim) */
+    float softcap;    /* of scores; 0: none */
+    int64_t window;   /* tokens that a query sees, itself included; 0: all */
+    int64_t chunk;    /* a query sees keys of its own block of this many positions; 0: all */
+    nbl__value sinks; /* [heads]: a logit of each head that joins the softmax; 0: none */
 } nbl__attention_options;
 
 /* The state of one layer for generation: keys, values [sequences, rows, heads, head_dim], and the
