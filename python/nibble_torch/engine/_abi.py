@@ -110,6 +110,8 @@ struct nbl_weight {
     float nested_offset;
     const float *nested_offset_at;
     nbl_weight_parts given;
+    const void *members;
+    int64_t member_count;
 };
 
 /* 5. Checkpoints */
