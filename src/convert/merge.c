@@ -141,7 +141,8 @@ static nbl__peft_tensor *stack_of(nbl__merge_job *m, nbl__peft_tensor *tensors, 
 }
 
 /* Adds what a tensor of experts says about the shape of its stack, [experts, out, in]. */
-static nbl_status add_stack(nbl__merge_job *m, nbl__peft_tensor *tensors, int64_t *count, const nbl__merged *t)
+static nbl_status add_stack(nbl__merge_job *m, nbl__peft_tensor *tensors, int64_t *count,
+                            const nbl__merged *t)
 {
     nbl__peft_tensor *stack = stack_of(m, tensors, count, t->stack);
     if (stack == NULL) return NBL_ERROR_MEMORY;
@@ -268,13 +269,14 @@ static int64_t experts_of(const nbl__merged *t)
 
 /* Takes the factors of expert e: B_e [out, rank], A_e [rank, in], or for a transposed stack A_eᵀ and
  * B_eᵀ. first: the row of B that the tensor begins at. */
-static void take_expert(nbl_isa isa, const nbl__merged *t, int64_t e, int64_t first, float *left, float *right)
+static void take_expert(nbl_isa isa, const nbl__merged *t, int64_t e, int64_t first, float *left,
+                        float *right)
 {
     const nbl__peft_module *with = t->with;
     int64_t r = with->r, outs = t->columns, ins = t->rows / experts_of(t);
     if (!t->transposed) outs = ins, ins = t->columns;
     float *a = t->transposed ? left : right, *b = t->transposed ? right : left;
-    int64_t a_row = t->transposed ? 1 : ins, a_column = t->transposed ? r : 1; /* strides of j and i */
+    int64_t a_row = t->transposed ? 1 : ins, a_column = t->transposed ? r : 1;  /* strides of j and i */
     int64_t b_row = t->transposed ? 1 : r, b_column = t->transposed ? outs : 1; /* of o and j */
     const nbl__stored *from = with->a;
     for (int64_t j = 0; j < r; j++)
@@ -283,7 +285,8 @@ static void take_expert(nbl_isa isa, const nbl__merged *t, int64_t e, int64_t fi
     from = with->b;
     for (int64_t o = 0; o < outs; o++)
         for (int64_t j = 0; j < r; j++)
-            b[o * b_row + j * b_column] = element(isa, from, (first + o) * r * with->experts + j * with->experts + e);
+            b[o * b_row + j * b_column] = element(isa, from,
+                                                  (first + o) * r * with->experts + j * with->experts + e);
 }
 
 nbl_status nbl__merge_load(nbl__merge_job *m, const nbl__merged *t)

@@ -32,8 +32,8 @@ typedef struct nbl__merged {
     const nbl__peft_module *with; /* the adapter that is added; NULL: none */
     bool is_bias;                 /* the tensor is a bias, to which the bias of B is added */
     /* Of an expert's matrix or a stack of them; stack NULL: neither. */
-    const char *stack;            /* "model.layers.0.mlp.experts.gate_up_proj" */
-    int64_t expert;               /* -1: the tensor is the whole stack */
+    const char *stack; /* "model.layers.0.mlp.experts.gate_up_proj" */
+    int64_t expert;    /* -1: the tensor is the whole stack */
     nbl__expert_part part;
     bool transposed; /* a stack [expert, in, out] */
 } nbl__merged;
