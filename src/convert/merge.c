@@ -46,46 +46,20 @@ static nbl_status module_of(nbl__merge_job *m, const char *name, const char *end
     return NBL_OK;
 }
 
-/* True if the file has the stack as [expert, in, out]. */
-static bool is_transposed(const nbl_checkpoint *c, const nbl_tensor_info *base)
-{
-    static const char *const types[] = {"gpt_oss", "llama4", "llama4_text"};
-    bool listed = false;
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        listed |= c->config.model_type && strcmp(c->config.model_type, types[i]) == 0;
-    return base->transposed || (listed && base->weight.format == NBL_FORMAT_DENSE);
-}
-
-/* Finds out whether the tensor has experts, and the adapter of their stack. *name: the tensor's name in
- * the model, which may differ from the file's. */
-static nbl_status find_experts(nbl__merge_job *m, nbl__merged *t, const char **name)
-{
-    nbl__expert_name read;
-    NBL_TRY(nbl__expert_name_read(&m->arena, t->text, &read));
-    *name = read.name;
-    bool single = read.expert >= 0 && t->rank == 2;
-    bool stack = read.expert < 0 && t->rank == 3 && strstr(read.name, ".experts.") != NULL;
-    if (!single && !stack) return NBL_OK;
-    t->stack = read.name;
-    t->expert = read.expert;
-    t->part = read.part;
-    t->transposed = stack && is_transposed(m->checkpoint, t->base);
-    if (m->peft) t->with = nbl__peft_find(m->peft, t->stack);
-    return NBL_OK;
-}
-
 /* Adds a tensor to the result and finds what the adapter does to it. text: nbl__merged.text. */
 static nbl_status add(nbl__merge_job *m, const char *name, const char *text, const nbl_tensor_info *base)
 {
     nbl__merged *t = &m->tensors[m->count++];
     const nbl__peft_replacement *replaced = NULL;
     const nbl__peft_module *bias = NULL;
-    *t = (nbl__merged){.name = name, .text = text, .base = base, .expert = -1};
+    *t = (nbl__merged){.name = name, .text = text, .base = base, .is = {.expert = -1}};
     set_shape(t, base->rank, base->shape);
-    if (text) NBL_TRY(find_experts(m, t, &text));
+    if (text) NBL_TRY(nbl__expert_tensor_read(&m->arena, m->checkpoint, base, text, &t->is));
+    if (text) text = t->is.name;
+    if (m->peft && t->is.stack) t->with = nbl__peft_find(m->peft, t->is.stack);
     if (m->peft && text) replaced = nbl__peft_replacement_find(m->peft, text);
     if (replaced) t->stored = replaced->stored;
-    if (text && t->stack == NULL) NBL_TRY(module_of(m, text, ".weight", &t->with));
+    if (text && t->is.stack == NULL) NBL_TRY(module_of(m, text, ".weight", &t->with));
     if (text) NBL_TRY(module_of(m, text, ".bias", &bias));
     if (bias && bias->b_bias) t->with = bias, t->is_bias = true;
     NBL_CHECK(m->ctx, !t->with || nbl__merged_is_numeric(t), NBL_ERROR_DTYPE,
@@ -127,33 +101,6 @@ static bool is_tied(const nbl_checkpoint *c)
     return find_base(c, head_name) == NULL;
 }
 
-/* The stack of this name among the last tensors of a list, added if it is new. Tensors of a layer are
- * close to each other. */
-static nbl__peft_tensor *stack_of(nbl__merge_job *m, nbl__peft_tensor *tensors, int64_t *count,
-                                  const char *name)
-{
-    for (int64_t i = *count; i-- > 0;)
-        if (tensors[i].kind == NBL_PEFT_EXPERTS && strcmp(tensors[i].name, name) == 0) return &tensors[i];
-    int64_t *shape = nbl__arena_alloc(&m->arena, 3 * sizeof *shape);
-    if (shape == NULL) return NULL;
-    tensors[*count] = (nbl__peft_tensor){name, 3, shape, NBL_PEFT_EXPERTS};
-    return &tensors[(*count)++];
-}
-
-/* Adds what a tensor of experts says about the shape of its stack, [experts, out, in]. */
-static nbl_status add_stack(nbl__merge_job *m, nbl__peft_tensor *tensors, int64_t *count,
-                            const nbl__merged *t)
-{
-    nbl__peft_tensor *stack = stack_of(m, tensors, count, t->stack);
-    if (stack == NULL) return NBL_ERROR_MEMORY;
-    int64_t *shape = (int64_t *)stack->shape;
-    int out = t->expert >= 0 ? 0 : t->transposed ? 2 : 1, in = t->expert >= 0 ? 1 : t->transposed ? 1 : 2;
-    shape[0] = t->expert >= 0 ? nbl__max_i64(shape[0], t->expert + 1) : t->shape[0];
-    shape[1] = t->shape[out] * (t->part == NBL_EXPERT_WHOLE ? 1 : 2);
-    shape[2] = t->shape[in];
-    return NBL_OK;
-}
-
 /* Checks the adapter against the tensors of the result, which include an untied head. */
 static nbl_status check_adapter(nbl__merge_job *m)
 {
@@ -162,12 +109,7 @@ static nbl_status check_adapter(nbl__merge_job *m)
     int64_t count = 0;
     for (int64_t i = 0; i < m->count; i++) {
         const nbl__merged *t = &m->tensors[i];
-        if (t->stack) NBL_TRY(add_stack(m, tensors, &count, t));
-        if (t->stack || t->text == NULL) continue;
-        nbl__expert_name read;
-        NBL_TRY(nbl__expert_name_read(&m->arena, t->text, &read));
-        tensors[count++] = (nbl__peft_tensor){read.name, t->rank, t->shape,
-                                              nbl__peft_kind_of(read.name, t->rank)};
+        if (t->text) NBL_TRY(nbl__expert_tensor_list(&m->arena, &t->is, t->base, tensors, &count));
     }
     NBL_TRY(nbl__peft_check_tensors(m->peft, tensors, count));
     return check_taken(m);
@@ -264,7 +206,7 @@ static float element(nbl_isa isa, const nbl__stored *from, int64_t i)
 /* Matrices of experts that the tensor has. */
 static int64_t experts_of(const nbl__merged *t)
 {
-    return t->stack && t->expert < 0 ? t->shape[0] : 1;
+    return t->is.stack && t->is.expert < 0 ? t->shape[0] : 1;
 }
 
 /* Takes the factors of expert e: B_e [out, rank], A_e [rank, in], or for a transposed stack A_eᵀ and
@@ -274,10 +216,10 @@ static void take_expert(nbl_isa isa, const nbl__merged *t, int64_t e, int64_t fi
 {
     const nbl__peft_module *with = t->with;
     int64_t r = with->r, outs = t->columns, ins = t->rows / experts_of(t);
-    if (!t->transposed) outs = ins, ins = t->columns;
-    float *a = t->transposed ? left : right, *b = t->transposed ? right : left;
-    int64_t a_row = t->transposed ? 1 : ins, a_column = t->transposed ? r : 1;  /* strides of j and i */
-    int64_t b_row = t->transposed ? 1 : r, b_column = t->transposed ? outs : 1; /* of o and j */
+    if (!t->is.transposed) outs = ins, ins = t->columns;
+    float *a = t->is.transposed ? left : right, *b = t->is.transposed ? right : left;
+    int64_t a_row = t->is.transposed ? 1 : ins, a_column = t->is.transposed ? r : 1;  /* strides of j and i */
+    int64_t b_row = t->is.transposed ? 1 : r, b_column = t->is.transposed ? outs : 1; /* of o and j */
     const nbl__stored *from = with->a;
     for (int64_t j = 0; j < r; j++)
         for (int64_t i = 0; i < ins; i++)
@@ -302,17 +244,17 @@ nbl_status nbl__merge_load(nbl__merge_job *m, const nbl__merged *t)
     if ((m->right = nbl__alloc(m->ctx, right)) == NULL) return NBL_ERROR_MEMORY;
     m->right_bytes = right;
     nbl_isa isa = nbl__isa(m->ctx);
-    if (t->stack) {
+    if (t->is.stack) {
         int64_t r = t->with->r, rows = t->rows / (int64_t)count;
-        int64_t first = t->part == NBL_EXPERT_UP ? rows : 0;
-        int64_t out = t->transposed ? t->columns : first + rows, in = t->transposed ? rows : t->columns;
-        bool fits = out <= t->with->out && in == t->with->in && t->expert < t->with->experts &&
-                    (t->expert >= 0 || t->shape[0] == t->with->experts);
+        int64_t first = t->is.part == NBL_EXPERT_UP ? rows : 0;
+        int64_t out = t->is.transposed ? t->columns : first + rows, in = t->is.transposed ? rows : t->columns;
+        bool fits = out <= t->with->out && in == t->with->in && t->is.expert < t->with->experts &&
+                    (t->is.expert >= 0 || t->shape[0] == t->with->experts);
         NBL_CHECK(m->ctx, fits, NBL_ERROR_SHAPE,
                   "%s: tensor \"%s\" is %s, which the adapter of \"%s\" does not fit", t->base->file, t->name,
-                  nbl__show_shape(t->rank, t->shape).text, t->stack);
+                  nbl__show_shape(t->rank, t->shape).text, t->is.stack);
         for (int64_t k = 0; k < (int64_t)count; k++)
-            take_expert(isa, t, t->expert < 0 ? k : t->expert, first, m->left + k * rows * r,
+            take_expert(isa, t, t->is.expert < 0 ? k : t->is.expert, first, m->left + k * rows * r,
                         m->right + k * r * t->columns);
         return NBL_OK;
     }

@@ -17,8 +17,7 @@
 #define NBL_MERGE_H
 
 #include "convert/convert.h"
-#include "format/hf/expert_names.h"
-#include "format/peft/peft.h"
+#include "convert/expert_tensors.h"
 
 /* One tensor of the result. */
 typedef struct nbl__merged {
@@ -31,11 +30,7 @@ typedef struct nbl__merged {
     const nbl__stored *stored;    /* the adapter's whole weight, which replaces base's values; NULL: none */
     const nbl__peft_module *with; /* the adapter that is added; NULL: none */
     bool is_bias;                 /* the tensor is a bias, to which the bias of B is added */
-    /* Of an expert's matrix or a stack of them; stack NULL: neither. */
-    const char *stack; /* "model.layers.0.mlp.experts.gate_up_proj" */
-    int64_t expert;    /* -1: the tensor is the whole stack */
-    nbl__expert_part part;
-    bool transposed; /* a stack [expert, in, out] */
+    nbl__expert_tensor is;        /* of which experts */
 } nbl__merged;
 
 typedef struct nbl__merge_job {
