@@ -1901,7 +1901,7 @@ typedef enum nbl_norm_round {
 /* Root mean square norm, with the sum of a residual before it:
  *
  *     h = x + residual, rounded to the dtype: residual_out; or h = x
- *     y = h / sqrt(mean(h^2) + eps) * (w + offset)
+ *     y = h / sqrt(mean(h^2) + eps) * (w + offset) * scale
  *
  * Reduces in f32. y has the dtype of x, whatever w has (f32, f16 or bf16). dx
  * is the gradient of x and of residual alike. dresidual, the gradient of
@@ -1910,6 +1910,7 @@ typedef struct nbl_rmsnorm {
     nbl_dtype dtype; /* f32, f16 or bf16 */
     float eps;
     float offset; /* 0; 1 for Gemma */
+    float scale;  /* of y; 0: 1 */
     nbl_norm_round round;
     nbl_tensor x, w;
     nbl_tensor residual;     /* optional */

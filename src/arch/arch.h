@@ -3,9 +3,10 @@
  *     config.json ─ nbl__decoder_read ─▶ nbl__decoder ─ nbl__decoder_build ─▶ graph
  *
  * An architecture is one file (llama.c, gemma2.c, …) with two functions. `read` turns the keys of
- * its config.json into an nbl__decoder; keys.c holds what readers share. `layer` builds one layer;
- * parts.c holds what layers are made of. archs.h lists the architectures. decoder.c builds what
- * stands around the layers. A key that no reader understands is an error that names it.
+ * its config.json into an nbl__decoder; shared/keys.c holds what readers share. `layer` builds one
+ * layer; shared/parts.c holds what layers are made of. archs.h lists the architectures.
+ * shared/decoder.c builds what stands around the layers. A key that no reader understands is an error
+ * that names it.
  *
  * One layer, with h the residual stream:
  *
@@ -36,6 +37,8 @@ typedef struct nbl__decoder {
     float norm_offset; /* norms multiply by offset + w; 0, or 1 for Gemma */
     nbl_norm_round norm_round;
     float embedding_scale; /* of the embedding's rows */
+    float residual_scale;  /* of what a block adds to the residual stream */
+    float logit_scale;     /* of logits */
     nbl__act act;
     bool tied; /* the head's weight is the embedding */
     /* token id whose embedding row gets no gradient from look-ups; -1: none */

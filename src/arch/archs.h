@@ -16,6 +16,9 @@
     X(smollm3)                                                                                               \
     X(ministral)                                                                                             \
     X(ministral3)                                                                                            \
+    X(olmo2)                                                                                                 \
+    X(olmo3)                                                                                                 \
+    X(granite)                                                                                               \
     X(qwen3_5)                                                                                               \
     X(mixtral)                                                                                               \
     X(qwen2_moe)                                                                                             \

@@ -28,10 +28,19 @@ typedef struct nbl__residual {
 /* Adds what waits, and returns the RMSNorm of the stream. In a layer the stream is pinned here: at
  * the layer's first norm, and at later ones if b->pins >= 2. */
 nbl__value nbl__part_residual_norm(nbl__build *b, nbl__residual *h, const char *name);
+/* Adds what waits, and returns the stream itself, for layers that norm only behind their blocks. Pins
+ * it as nbl__part_residual_norm does. */
+nbl__value nbl__part_residual_stream(nbl__build *b, nbl__residual *h);
 /* h + x */
 void nbl__part_residual_add(nbl__residual *h, nbl__value x);
+/* The norm behind the last layer, with the scale of the logits (nbl__decoder.logit_scale). */
+nbl__value nbl__part_last_norm(nbl__build *b, nbl__residual *h, const char *name);
 /* RMSNorm of a value outside of the stream. */
 nbl__value nbl__part_norm(nbl__build *b, nbl__value x, const char *name);
+/* The same over rows of another width than the stream's. */
+nbl__value nbl__part_norm_of(nbl__build *b, nbl__value x, const char *name, int64_t width);
+/* x·factor; x itself if the factor is 1. */
+nbl__value nbl__part_scaled(nbl__build *b, nbl__value x, const char *name, float factor);
 
 /* ---- linear layers ---- */
 
@@ -134,6 +143,9 @@ nbl__value nbl__part_experts(nbl__build *b, nbl__value x, const nbl__expert_modu
 
 /* llama.c */
 void nbl__llama_layer(nbl__build *b, nbl__residual *h, int64_t layer);
+/* olmo2.c */
+nbl_status nbl__olmo_keys(nbl__config_keys *k, nbl__decoder *d);
+void nbl__olmo_layer(nbl__build *b, nbl__residual *h, int64_t layer);
 
 /* ---- weights ---- */
 

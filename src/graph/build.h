@@ -63,6 +63,7 @@ nbl__value nbl__build_split_heads(nbl__graph *g, const char *name, nbl__value x,
 typedef struct nbl__norm_options {
     nbl_dtype dtype;
     float eps, offset;    /* the weight is w + offset */
+    float scale;          /* of the result; 0: 1 */
     nbl_norm_round round; /* when the quotient is rounded */
 } nbl__norm_options;
 
@@ -159,6 +160,8 @@ nbl__value nbl__build_cross_entropy(nbl__graph *g, const char *name, nbl__value 
 nbl__value nbl__build_take_rows(nbl__graph *g, const char *name, nbl__value x, nbl__value rows);
 /* Index of the largest value of each row. *non_finite gets the index of a NaN or infinity, or -1. */
 nbl__value nbl__build_argmax(nbl__graph *g, const char *name, nbl__value x, nbl__value *non_finite);
+/* x·factor */
+nbl__value nbl__build_scale(nbl__graph *g, const char *name, nbl__value x, float factor, nbl_dtype dtype);
 nbl__value nbl__build_add(nbl__graph *g, const char *name, nbl__value x, nbl__value y, nbl_dtype dtype);
 
 #endif

@@ -27,8 +27,8 @@ import bitsandbytes.functional as B
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3Config, Gemma3TextConfig, GptOssConfig, LlamaConfig,
-                          MistralConfig, MixtralConfig, Phi3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, Qwen3_5TextConfig)
+from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3Config, Gemma3TextConfig, GptOssConfig, GraniteConfig, LlamaConfig,
+                          MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, Qwen3_5TextConfig)
 
 TARGET = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "data/models")
 HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -71,6 +71,9 @@ CASES = {
     "gemma3-vision": (Gemma3Config(text_config=gemma(), vision_config=VISION, mm_tokens_per_image=4), "bf16", ["lora"]),
     "phi3": (Phi3Config(**SIZES, sliding_window=4, rope_parameters=rope(theta=300.0)), "bf16", ["lora", "dora"]),
     "qwen3_5": (Qwen3_5TextConfig(**SIZES, **HYBRID, tie_word_embeddings=True, attention_bias=True), "bf16", ["lora", "dora"]),
+    "olmo2": (Olmo2Config(**SIZES, attention_bias=True, rope_parameters=rope(theta=300.0)), "bf16", ["lora", "dora"]),
+    "olmo3": (Olmo3Config(**SIZES, sliding_window=4, layer_types=LAYERS, rope_parameters={"full_attention": rope("yarn", 100.0, **YARN), "sliding_attention": rope(theta=300.0)}), "bf16", ["lora"]),
+    "granite": (GraniteConfig(**SIZES, embedding_multiplier=1.5, residual_multiplier=.7, attention_multiplier=.7, logits_scaling=.6, attention_bias=True, mlp_bias=True, rope_parameters=rope()), "bf16", ["lora", "dora"]),
     "mixtral": (MixtralConfig(**SIZES | dict(intermediate_size=8), num_local_experts=4, num_experts_per_tok=2, sliding_window=4, rope_parameters=rope()), "bf16", ["lora", "experts"]),
     "qwen2_moe": (Qwen2MoeConfig(**SIZES, **EXPERTS, num_experts=5, shared_expert_intermediate_size=12, decoder_sparse_step=2, use_sliding_window=True, sliding_window=3,
                                  layer_types=LAYERS, rope_parameters=rope()), "bf16", ["lora", "experts"]),

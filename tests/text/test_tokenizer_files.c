@@ -5,6 +5,8 @@
 
 #include "text/base64.h"
 #include "text/files/tokenizer_files.h"
+#include "text/tokenizer/pre_tokenizer.h"
+#include "text/vocab/vocab_export.h"
 
 #define FOLDERS TEST_DATA_DIR "/tokenizer_files"
 
@@ -234,6 +236,43 @@ static void every_allocation_may_fail(void **state)
     for (int i = 0; i < 5; i++) each_allocation_fails(convert_folder, i, room, 0);
 }
 
+/* The pre-tokenizers of models that are fine-tuned today, and the names that llama.cpp has for them. */
+static void gguf_names_of_pre_tokenizers(void **state)
+{
+    (void)state;
+#define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define TAIL "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define CASED(end, digits)                                                                                   \
+    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" end "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*" end       \
+    "|" digits "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+    static const struct {
+        const char *pattern;
+        bool ignore_merges;
+        const char *name;
+    } rows[] = {
+        {CASED(CONTRACTIONS "?", "\\p{N}{1,3}"), false, "gpt-4o"}, /* GPT-OSS, Phi-4-mini, Llama 4 */
+        {CASED("", "\\p{N}"), true, "tekken"},                     /* Ministral */
+        {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" TAIL, true, "llama-bpe"}, /* SmolLM3 */
+        {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" TAIL, false, "dbrx"},     /* OLMo 2 */
+        {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" TAIL, false, "qwen2"},
+        {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"
+                      "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+         false, "qwen35"},
+    };
+    char name[NBL_PRE_NAME];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assert_true(nbl__gguf_pre_name(&rows[i].pattern, 1, rows[i].ignore_merges, name));
+        assert_string_equal(name, rows[i].name);
+    }
+    const char *const digits[] = {"\\p{N}", NBL_GPT2_PATTERN}; /* Granite, Cohere: as refact and command-r */
+    assert_true(nbl__gguf_pre_name(digits, 2, false, name));
+    assert_string_equal(name, "smollm");
+    assert_true(nbl__gguf_pre_name(&digits[1], 1, false, name)); /* OLMo */
+    assert_string_equal(name, "gpt-2");
+}
+
 static void base64_goes_both_ways(void **state)
 {
     (void)state;
@@ -258,6 +297,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(damaged_models_are_read_or_refused, make_room, remove_room),
         cmocka_unit_test_setup_teardown(the_files_count_in_order, make_room, remove_room),
         cmocka_unit_test_setup_teardown(every_allocation_may_fail, make_room, remove_room),
+        cmocka_unit_test(gguf_names_of_pre_tokenizers),
         cmocka_unit_test(base64_goes_both_ways)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

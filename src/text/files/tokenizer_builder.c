@@ -32,7 +32,7 @@ void nbl__builder_put_vocab(nbl__tokenizer_builder *b)
     nbl__text_printf(b->out, "{");
     for (size_t i = 0; i < b->vocab.count; i++) {
         const nbl__token *token = &b->vocab.tokens[i];
-        if (nbl__vocab_find(&b->vocab, token->text, token->size) != token->id) continue; /* replaced */
+        if (nbl__vocab_index(&b->vocab, token->text, token->size) != (int64_t)i) continue; /* replaced */
         nbl__text_printf(b->out, "%s", comma);
         nbl__builder_put_string(b, (nbl__slice){token->text, token->size});
         nbl__text_printf(b->out, ":%d", token->id);
@@ -100,7 +100,7 @@ nbl_status nbl__builder_put_merges(nbl__tokenizer_builder *b, const nbl__vocab *
     NBL_TRY(NBL_ALLOC(b->ctx, tokens, vocab->count));
     for (size_t i = 0; i < vocab->count; i++) {
         const nbl__token *token = &vocab->tokens[i];
-        if (nbl__vocab_find(vocab, token->text, token->size) == token->id) tokens[count++] = token;
+        if (nbl__vocab_index(vocab, token->text, token->size) == (int64_t)i) tokens[count++] = token;
     }
     if (count) qsort(tokens, count, sizeof *tokens, token_by_id);
     nbl__text_printf(b->out, ",\"merges\":[");

@@ -150,27 +150,60 @@ void nbl__part_linear_group(nbl__build *b, nbl__value x, const char *name, const
 static nbl__norm_options norm_options(const nbl__build *b)
 {
     const nbl__decoder *d = b->d;
-    return (nbl__norm_options){b->dtype, d->norm_eps, d->norm_offset, d->norm_round};
+    return (nbl__norm_options){b->dtype, d->norm_eps, d->norm_offset, 0, d->norm_round};
 }
 
-/* RMSNorm of x, or of x + residual, over rows of `width`; `sum` as in nbl__build_rmsnorm. */
-static nbl__value rmsnorm(nbl__build *b, nbl__value x, const char *path, int64_t width, nbl__value residual,
-                          nbl__value *sum)
+/* RMSNorm of x, or of x + residual, over rows of `width`, times `scale`; `sum` as in
+ * nbl__build_rmsnorm. */
+static nbl__value scaled_rmsnorm(nbl__build *b, nbl__value x, const char *path, int64_t width,
+                                 nbl__value residual, float scale, nbl__value *sum)
 {
     char name[NAME_SIZE];
     nbl__value w = norm_weight(b, path, width);
     nbl__norm_options how = norm_options(b);
+    if (scale != 1) how.scale = scale;
     return nbl__build_rmsnorm(b->g, full(b, path, "", name), x, w, residual, &how, sum);
+}
+
+static nbl__value rmsnorm(nbl__build *b, nbl__value x, const char *path, int64_t width, nbl__value residual,
+                          nbl__value *sum)
+{
+    return scaled_rmsnorm(b, x, path, width, residual, 1, sum);
+}
+
+/* The stream has no addend any more. Pins it where recomputation starts. */
+static void stream_is(nbl__build *b, nbl__residual *h, nbl__value sum)
+{
+    h->sum = sum;
+    h->addend = 0;
+    bool in_layer = b->g->layer >= 0, first = h->norms++ == 0;
+    if (in_layer && (first || b->pins >= 2)) nbl__graph_pin(b->g, h->sum);
+}
+
+static nbl__value stream_norm(nbl__build *b, nbl__residual *h, const char *name, float scale)
+{
+    nbl__value sum, y = scaled_rmsnorm(b, h->addend, name, b->d->hidden, h->sum, scale, &sum);
+    stream_is(b, h, h->sum ? sum : h->addend);
+    return y;
 }
 
 nbl__value nbl__part_residual_norm(nbl__build *b, nbl__residual *h, const char *name)
 {
-    nbl__value sum, y = rmsnorm(b, h->addend, name, b->d->hidden, h->sum, &sum);
-    h->sum = h->sum ? sum : h->addend;
-    h->addend = 0;
-    bool in_layer = b->g->layer >= 0, first = h->norms++ == 0;
-    if (in_layer && (first || b->pins >= 2)) nbl__graph_pin(b->g, h->sum);
-    return y;
+    return stream_norm(b, h, name, 1);
+}
+
+nbl__value nbl__part_last_norm(nbl__build *b, nbl__residual *h, const char *name)
+{
+    return stream_norm(b, h, name, b->d->logit_scale);
+}
+
+nbl__value nbl__part_residual_stream(nbl__build *b, nbl__residual *h)
+{
+    nbl__value sum = h->sum && h->addend ? nbl__build_add(b->g, "residual", h->sum, h->addend, b->dtype)
+                     : h->sum            ? h->sum
+                                         : h->addend;
+    stream_is(b, h, sum);
+    return sum;
 }
 
 void nbl__part_residual_add(nbl__residual *h, nbl__value x)
@@ -181,6 +214,16 @@ void nbl__part_residual_add(nbl__residual *h, nbl__value x)
 nbl__value nbl__part_norm(nbl__build *b, nbl__value x, const char *name)
 {
     return rmsnorm(b, x, name, b->d->hidden, 0, NULL);
+}
+
+nbl__value nbl__part_norm_of(nbl__build *b, nbl__value x, const char *name, int64_t width)
+{
+    return rmsnorm(b, x, name, width, 0, NULL);
+}
+
+nbl__value nbl__part_scaled(nbl__build *b, nbl__value x, const char *name, float factor)
+{
+    return factor == 1 ? x : nbl__build_scale(b->g, name, x, factor, b->dtype);
 }
 
 /* ---- attention ---- */

@@ -183,6 +183,6 @@ nbl_status nbl__decoder_build(nbl__build *b)
     b->at[0] = '\0';
     nbl__graph_set_layer(b->g, -1);
     nbl__graph_set_scope(b->g, NULL);
-    finish(b, nbl__part_residual_norm(b, &h, NBL_MODULE_NORM));
+    finish(b, nbl__part_last_norm(b, &h, NBL_MODULE_NORM));
     return nbl__graph_status(b->g);
 }

@@ -385,7 +385,7 @@ nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__jso
     const nbl__json *text = nbl__text_config(config), *tied = nbl__json_get(config, "tie_word_embeddings");
     const char *type = nbl__json_text(text, "model_type");
     memset(d, 0, sizeof *d);
-    d->embedding_scale = 1;
+    d->embedding_scale = d->residual_scale = d->logit_scale = 1;
     d->padding = -1;
     if (type == NULL && part) type = part->text_type;
     NBL_TRY(read_text_config(ctx, where, type, text, d));
