@@ -135,7 +135,7 @@ nbl_status nbl__key_cap_or(nbl__config_keys *k, const char *name, double missing
 nbl_status nbl__key_flag_or(nbl__config_keys *k, const char *name, bool missing, bool *value);
 /* Keys of all decoders: sizes, heads, norm_eps, tied head, activation (key `act_key`), padding,
  * RoPE. Call it after setting the defaults of the architecture's configuration class in *d: kv_heads,
- * head_dim, act, padding, norm_eps, positions, the thetas of rope and local_rope. A field that is 0
+ * head_dim, inner, act, padding, norm_eps, positions, the thetas of rope and local_rope. A field that is 0
  * gets Llama's default; padding -1: none. partial_rotary and query_rope.theta > 0 permit a rope of a
  * part of a head, and llama_4_scaling_beta. */
 nbl_status nbl__keys_common(nbl__config_keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default);
@@ -164,9 +164,10 @@ nbl_status nbl__keys_qwen_experts(nbl__config_keys *k, nbl__decoder *d, const ch
  * slide from max_window_layers (28) on. */
 nbl_status nbl__keys_sliding_window(nbl__config_keys *k, nbl__decoder *d);
 
-/* Keys of hybrid decoders (keys_recurrent.c): fills d->recurrent from layer_types or
- * full_attention_interval, and d->delta. Call it after nbl__keys_common. */
-nbl_status nbl__keys_recurrent(nbl__config_keys *k, nbl__decoder *d);
+/* Keys of hybrid decoders (keys_recurrent.c), those of nbl__keys_common included: also fills d->recurrent
+ * from layer_types or full_attention_interval, and d->delta. Call it after setting the default of
+ * kv_heads. */
+nbl_status nbl__keys_hybrid(nbl__config_keys *k, nbl__decoder *d);
 
 /* ---- building ---- */
 

@@ -20,6 +20,8 @@
     X(olmo3)                                                                                                 \
     X(granite)                                                                                               \
     X(qwen3_5)                                                                                               \
+    X(qwen3_5_moe)                                                                                           \
+    X(qwen3_next)                                                                                            \
     X(mixtral)                                                                                               \
     X(qwen2_moe)                                                                                             \
     X(qwen3_moe)                                                                                             \

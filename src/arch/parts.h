@@ -107,13 +107,13 @@ nbl__value nbl__part_attention_output(nbl__build *b, nbl__value x, bool bias);
 
 /* ---- hybrid decoders (parts_recurrent.c) ---- */
 
-/* The mixer linear_attn: convolution, gated delta rule, gated norm, out_proj. `fused`: q, k, v, z and
- * b, a come from two matrices, with the rows of a key head together (Qwen3-Next). */
-nbl__value nbl__part_gated_delta(nbl__build *b, nbl__value x, int64_t layer, bool fused);
-/* The mixer self_attn with q_proj, whose heads have the rows of a query and of its gate, k_proj, v_proj
- * and o_proj. The gate's sigmoid multiplies the output of attention. */
-nbl__value nbl__part_gated_attention(nbl__build *b, nbl__value x, int64_t layer,
-                                     const nbl__layer_attention *how);
+/* The first half of a layer: input_layernorm, then by d->recurrent
+ *
+ *   linear_attn    convolution, gated delta rule, gated norm, out_proj. `fused`: q, k, v, z and b, a come
+ *                  from two matrices, with the rows of a key head together (Qwen3-Next)
+ *   self_attn      with norms of heads and a gate: q_proj's heads have the rows of a query and of its
+ *                  gate, whose sigmoid multiplies the output of attention */
+void nbl__part_hybrid_mixer(nbl__build *b, nbl__residual *h, int64_t layer, bool fused);
 
 /* ---- feed-forward ---- */
 

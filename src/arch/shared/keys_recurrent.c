@@ -31,7 +31,8 @@ static nbl_status only(nbl__config_keys *k, const char *name, const char *value)
     return NBL_OK;
 }
 
-nbl_status nbl__keys_recurrent(nbl__config_keys *k, nbl__decoder *d)
+/* Sizes of the gated delta rule. */
+static nbl_status read_delta(nbl__config_keys *k, nbl__decoder *d)
 {
     bool gated;
     NBL_TRY(nbl__key_size_or(k, "linear_num_key_heads", 16, &d->delta.key_heads));
@@ -68,5 +69,20 @@ nbl_status nbl__keys_recurrent(nbl__config_keys *k, nbl__decoder *d)
     /* Heads that predict further tokens are no part of the model. */
     nbl__key(k, "mtp_num_hidden_layers");
     nbl__key(k, "mtp_use_dedicated_embeddings");
+    return NBL_OK;
+}
+
+nbl_status nbl__keys_hybrid(nbl__config_keys *k, nbl__decoder *d)
+{
+    d->head_dim = 256;
+    d->positions = 32768;
+    d->norm_offset = 1;
+    d->norm_round = NBL_ROUND_AFTER_WEIGHT;
+    d->partial_rotary = true;
+    d->rope.partial_rotary_factor = 0.25;
+    NBL_TRY(nbl__keys_common(k, d, "hidden_act", false));
+    NBL_TRY(nbl__key_flag_or(k, "attention_bias", false, &d->qkv_bias));
+    d->o_bias = d->qkv_bias;
+    NBL_TRY(read_delta(k, d));
     return read_layer_types(k, d);
 }

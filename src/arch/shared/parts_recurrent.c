@@ -1,4 +1,5 @@
-/* parts_recurrent.c - the gated delta rule as the mixer of a layer. See parts.h.
+/* parts_recurrent.c - the mixers of hybrid decoders: the gated delta rule, and attention with a gate. See
+ * parts.h.
  *
  *     x ─┬─ in_proj_qkv ─ conv, silu ─ q k v ─┐
  *        ├─ in_proj_b, in_proj_a ─────────────┴─ gated delta rule ─ norm ─ · silu(z) ─ out_proj ─▶
@@ -81,7 +82,7 @@ static nbl__delta_states states_of(const nbl__build *b, int64_t layer)
     return (nbl__delta_states){b->conv_state[layer], b->delta_state[layer]};
 }
 
-nbl__value nbl__part_gated_delta(nbl__build *b, nbl__value x, int64_t layer, bool fused)
+static nbl__value gated_delta(nbl__build *b, nbl__value x, int64_t layer, bool fused)
 {
     const nbl__decoder *d = b->d;
     char name[NAME_SIZE];
@@ -117,8 +118,7 @@ nbl__value nbl__part_gated_delta(nbl__build *b, nbl__value x, int64_t layer, boo
                             d->hidden, values, false, NBL_DROPOUT_MASK_DELTA_OUT);
 }
 
-nbl__value nbl__part_gated_attention(nbl__build *b, nbl__value x, int64_t layer,
-                                     const nbl__layer_attention *how)
+static nbl__value gated_attention(nbl__build *b, nbl__value x, int64_t layer)
 {
     const nbl__decoder *d = b->d;
     int64_t q = d->heads * d->head_dim, kv = d->kv_heads * d->head_dim;
@@ -126,11 +126,20 @@ nbl__value nbl__part_gated_attention(nbl__build *b, nbl__value x, int64_t layer,
                                           {"self_attn.k_proj", kv, d->qkv_bias},
                                           {"self_attn.v_proj", kv, d->qkv_bias}};
     const int64_t widths[3] = {d->head_dim, 0, 0};
+    nbl__layer_attention how = nbl__part_layer_attention(b, layer);
     nbl__value y[3], gate;
+    how.qk_norm = true;
     nbl__part_linear_group(b, x, "self_attn.qkv", modules, 3, y);
     nbl__value queries = nbl__build_split_heads(b->g, "self_attn.q_gate", y[0], d->heads, widths, b->dtype,
                                                 &gate);
-    x = nbl__part_attention(b, (nbl__qkv){queries, y[1], y[2]}, layer, how);
+    x = nbl__part_attention(b, (nbl__qkv){queries, y[1], y[2]}, layer, &how);
     x = nbl__build_sigmoid_gate(b->g, "self_attn.gate", x, gate, b->dtype);
     return nbl__part_attention_output(b, x, d->o_bias);
+}
+
+void nbl__part_hybrid_mixer(nbl__build *b, nbl__residual *h, int64_t layer, bool fused)
+{
+    nbl__value x = nbl__part_residual_norm(b, h, "input_layernorm");
+    x = b->d->recurrent[layer] ? gated_delta(b, x, layer, fused) : gated_attention(b, x, layer);
+    nbl__part_residual_add(h, x);
 }
