@@ -44,7 +44,6 @@ class Interface:
         self.callbacks: dict[str, Any] = {}
         self.functions: dict[str, tuple[Any, list[Any]]] = {}
         self.opaque: list[str] = []
-        self._open = ""  # the struct whose fields are read: it may point to itself
         # The C type of each field of each struct: fields["nbl_ids"]["count"] is "int64_t".
         self.fields: dict[str, dict[str, str]] = {}
         self._kinds: dict[str, dict[str, Any]] = {}
@@ -111,7 +110,6 @@ class Interface:
             return
         members: dict[str, Any] = {}
         self.fields[name] = {}
-        self._open = name
         for declaration in body.rstrip("} ").split(";"):
             if declaration.strip():
                 for field, kind, spelled in self._members(declaration.strip()):
@@ -179,7 +177,7 @@ class Interface:
             return self.structs[name]
         if name in self.callbacks:
             return self.callbacks[name]
-        assert name in self.opaque or name == self._open, f"{name} is not declared"
+        assert name in self.opaque, f"{name} is not declared"
         return None
 
 
