@@ -51,11 +51,18 @@ __device__ inline void load_keys(const delta_job &a, int64_t t, int head, float 
     }
 }
 
+/* log(1 + e) for e in (0, 1], also where 1 + e is rounded. */
+__device__ inline float log_above_one(float e)
+{
+    float y = 1 + e;
+    return y == 1 ? e : logf(y) * (e / (y - 1));
+}
+
 template <typename T> __device__ inline token gates(const delta_job &a, int64_t t, int head)
 {
     float pre = to_f32(static_cast<const T *>(a.a)[t * a.a_stride + head]) +
                 load_one(a.dt_bias, a.dt_bias_dtype, head);
-    float soft = pre > 0 ? pre + log1pf(expf(-pre)) : log1pf(expf(pre));
+    float soft = log_above_one(expf(-fabsf(pre))) + fmaxf(pre, 0.0f);
     float b = to_f32(static_cast<const T *>(a.b)[t * a.b_stride + head]);
     return {expf(-expf(load_one(a.a_log, a.a_log_dtype, head)) * soft), 1 / (1 + expf(-b))};
 }

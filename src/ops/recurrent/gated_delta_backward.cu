@@ -143,6 +143,13 @@ __device__ void read_keys(const back_job &j, const matrices &m, chunk_gates &c, 
     square(n, j.size_k, {m.q, j.size_k, 1}, {m.k, 1, j.size_k}, m.qk);
 }
 
+/* log(1 + e^x). 1 + e may be rounded. */
+__device__ inline double softplus(double x)
+{
+    double e = exp(-fabs(x)), y = 1 + e;
+    return (y == 1 ? e : log(y) * (e / (y - 1))) + fmax(x, 0.0);
+}
+
 __device__ inline double sigmoid(double x)
 {
     return 1 / (1 + exp(-x));
@@ -168,7 +175,7 @@ __device__ void read_values(const back_job &j, const matrices &m, chunk_gates &c
         double pre = gate_at<T>(j.a, j.a_stride, first + i, head) +
                      static_cast<double>(load_one(j.dt_bias, j.dt_bias_dtype, head));
         double rate = exp(static_cast<double>(load_one(j.a_log, j.a_log_dtype, head)));
-        c.decays[i] = -rate * (pre > 0 ? pre + log1p(exp(-pre)) : log1p(exp(pre)));
+        c.decays[i] = -rate * softplus(pre);
         c.beta[i] = static_cast<float>(sigmoid(gate_at<T>(j.b, j.b_stride, first + i, head)));
         c.dg[i] = 0;
     }
@@ -326,7 +333,7 @@ __device__ void write_gates(const back_job &j, chunk_gates &c, int64_t sequence,
         int64_t row = first + i;
         if (j.da) static_cast<T *>(j.da)[row * j.da_stride + head] = from_f32<T>(static_cast<float>(da));
         if (j.db) static_cast<T *>(j.db)[row * j.db_stride + head] = from_f32<T>(static_cast<float>(db));
-        c.decays[i] = c.dg[i] * -rate * (pre > 0 ? pre + log1p(exp(-pre)) : log1p(exp(pre)));
+        c.decays[i] = c.dg[i] * -rate * softplus(pre);
         c.dg[i] = da;
     }
     __syncthreads();
