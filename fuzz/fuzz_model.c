@@ -19,7 +19,13 @@ enum {
     DIM = 4,
     LAYERS = 2,
     VOCABULARY = 16,
-    KINDS = 5,
+    KINDS = 6,
+    /* of the gated delta rule */
+    KEY_HEADS = 1,
+    VALUE_HEADS = 2,
+    KEY_DIM = 4,
+    VALUE_DIM = 3,
+    TAPS = 3,
     MAX = 64
 };
 
@@ -45,8 +51,29 @@ static void add(set *s, const char *name, int64_t rows, int64_t columns)
     t->data = (const uint8_t *)data;
 }
 
+/* The mixer of Qwen3.5's first layer. */
+static void add_delta(set *s, const char *at)
+{
+    char name[128];
+    int64_t values = VALUE_HEADS * VALUE_DIM, channels = 2 * KEY_HEADS * KEY_DIM + values;
+#define NAME(suffix) (snprintf(name, sizeof name, "%s.linear_attn.%s", at, suffix), name)
+    add(s, NAME("in_proj_qkv.weight"), channels, HIDDEN);
+    add(s, NAME("in_proj_z.weight"), values, HIDDEN);
+    add(s, NAME("in_proj_b.weight"), VALUE_HEADS, HIDDEN);
+    add(s, NAME("in_proj_a.weight"), VALUE_HEADS, HIDDEN);
+    add(s, NAME("out_proj.weight"), HIDDEN, values);
+    add(s, NAME("norm.weight"), 0, VALUE_DIM);
+    add(s, NAME("A_log"), 0, VALUE_HEADS);
+    add(s, NAME("dt_bias"), 0, VALUE_HEADS);
+    add(s, NAME("conv1d.weight"), 0, channels * TAPS);
+#undef NAME
+    nbl__stored *conv = &s->tensors[s->count - 1];
+    conv->rank = 3;
+    conv->shape[0] = channels, conv->shape[1] = 1, conv->shape[2] = TAPS;
+}
+
 /* Llama, and with it Mistral; Qwen2's biases; Qwen3's norms of heads; Gemma 2's norms after the blocks;
- * Phi-3's fused matrices. */
+ * Phi-3's fused matrices; Qwen3.5's two mixers. */
 static void add_layer(set *s, int kind, int layer)
 {
     char at[64], name[128];
@@ -54,24 +81,27 @@ static void add_layer(set *s, int kind, int layer)
 #define NAME(suffix) (snprintf(name, sizeof name, "%s.%s", at, suffix), name)
     add(s, NAME("input_layernorm.weight"), 0, HIDDEN);
     add(s, NAME("post_attention_layernorm.weight"), 0, HIDDEN);
-    add(s, NAME("self_attn.o_proj.weight"), HIDDEN, HEADS * DIM);
+    bool delta = kind == 5 && layer == 0;
+    if (delta) add_delta(s, at);
+    if (!delta) add(s, NAME("self_attn.o_proj.weight"), HIDDEN, HEADS * DIM);
     add(s, NAME("mlp.down_proj.weight"), HIDDEN, INNER);
     if (kind == 4) {
         add(s, NAME("self_attn.qkv_proj.weight"), (HEADS + 2 * KV_HEADS) * DIM, HIDDEN);
         add(s, NAME("mlp.gate_up_proj.weight"), 2 * INNER, HIDDEN);
         return;
     }
-    add(s, NAME("self_attn.q_proj.weight"), HEADS * DIM, HIDDEN);
-    add(s, NAME("self_attn.k_proj.weight"), KV_HEADS * DIM, HIDDEN);
-    add(s, NAME("self_attn.v_proj.weight"), KV_HEADS * DIM, HIDDEN);
     add(s, NAME("mlp.gate_proj.weight"), INNER, HIDDEN);
     add(s, NAME("mlp.up_proj.weight"), INNER, HIDDEN);
+    if (delta) return;
+    add(s, NAME("self_attn.q_proj.weight"), (kind == 5 ? 2 : 1) * HEADS * DIM, HIDDEN);
+    add(s, NAME("self_attn.k_proj.weight"), KV_HEADS * DIM, HIDDEN);
+    add(s, NAME("self_attn.v_proj.weight"), KV_HEADS * DIM, HIDDEN);
     if (kind == 1) {
         add(s, NAME("self_attn.q_proj.bias"), 0, HEADS * DIM);
         add(s, NAME("self_attn.k_proj.bias"), 0, KV_HEADS * DIM);
         add(s, NAME("self_attn.v_proj.bias"), 0, KV_HEADS * DIM);
     }
-    if (kind == 2) {
+    if (kind == 2 || kind == 5) {
         add(s, NAME("self_attn.q_norm.weight"), 0, DIM);
         add(s, NAME("self_attn.k_norm.weight"), 0, DIM);
     }

@@ -75,6 +75,7 @@ check() (
             complain "docs/ARCH-HOWTO.md has no row for the architecture $arch with the model_type '$type'"
         # "qwen3" is in "Qwen 2 and 3".
         name=${arch%%[0-9]*} number=${arch#"${arch%%[0-9]*}"}
+        number=${number//_/.} # "qwen3_5" is in "Qwen 3.5"
         [[ $compared == *$name*$number* ]] || complain "README.md: the row of model architectures has no $arch"
     done
     [ "$rows" = "$archs" ] || complain "docs/ARCH-HOWTO.md has $rows architectures, src/arch/archs.h has $archs"

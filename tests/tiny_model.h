@@ -17,24 +17,45 @@ enum {
     TINY_HEADS = 4,
     TINY_KV = 2,
     TINY_DIM = 8,
-    TINY_RANK = 4
+    TINY_RANK = 4,
+    /* of the gated delta rule: heads and sizes of keys and of values, weights of a channel */
+    TINY_KEY_HEADS = 2,
+    TINY_VALUE_HEADS = 4,
+    TINY_KEY_DIM = 8,
+    TINY_VALUE_DIM = 6,
+    TINY_TAPS = 3
 };
 
 static const struct tiny_architecture {
     const char *type, *keys; /* keys: what it has beside the common ones */
     bool qk_norm, end_norms; /* norms of q's and k's heads; norms behind both blocks */
     bool fused;              /* q, k, v are the rows of one matrix, gate and up those of another */
+    bool hybrid;             /* the first layer has the gated delta rule, the second a gated attention */
 } tiny_architectures[] = {
-    {"llama", "\"hidden_act\": \"silu\"", false, false, false},
-    {"mistral", "\"hidden_act\": \"silu\", \"sliding_window\": 8", false, false, false},
-    {"qwen2", "\"hidden_act\": \"silu\"", false, false, false},
-    {"qwen3", "\"hidden_act\": \"silu\"", true, false, false},
-    {"gemma2", "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8", false, true, false},
+    {"llama", "\"hidden_act\": \"silu\"", false, false, false, false},
+    {"mistral", "\"hidden_act\": \"silu\", \"sliding_window\": 8", false, false, false, false},
+    {"qwen2", "\"hidden_act\": \"silu\"", false, false, false, false},
+    {"qwen3", "\"hidden_act\": \"silu\"", true, false, false, false},
+    {"gemma2", "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8", false, true, false, false},
     {"gemma3_text", "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8, \"rope_local_base_freq\": 10000.0",
-     true, true, false},
-    {"phi3", "\"hidden_act\": \"silu\", \"sliding_window\": 8", false, false, true},
+     true, true, false, false},
+    {"phi3", "\"hidden_act\": \"silu\", \"sliding_window\": 8", false, false, true, false},
+    {"qwen3_5_text",
+     "\"linear_num_key_heads\": 2, \"linear_num_value_heads\": 4, \"linear_key_head_dim\": 8, "
+     "\"linear_value_head_dim\": 6, \"linear_conv_kernel_dim\": 3, "
+     "\"layer_types\": [\"linear_attention\", \"full_attention\"]",
+     true, false, false, true},
 };
 enum { TINY_ARCHITECTURES = sizeof tiny_architectures / sizeof *tiny_architectures };
+
+/* Linear layers of both layers. */
+static inline int tiny_linear_layers(int architecture)
+{
+    const struct tiny_architecture *it = &tiny_architectures[architecture];
+    return it->fused    ? 8
+           : it->hybrid ? 15
+                        : 14; /* in_proj_qkv, z, b, a and out_proj instead of q, k, v and o */
+}
 
 typedef struct tiny_model {
     char folder[64], model[80], adapter[80];
@@ -87,6 +108,24 @@ static inline void tiny_add(tiny_list *l, const char *at, const char *name, int6
     m->magnitude.data = tiny_values(l, stream + 3, rows, 1, 0.1f);
 }
 
+/* The mixer of a layer with the gated delta rule. */
+static inline void tiny_delta(tiny_list *l, const char *at)
+{
+    int64_t values = TINY_VALUE_HEADS * TINY_VALUE_DIM, channels = 2 * TINY_KEY_HEADS * TINY_KEY_DIM + values;
+    tiny_add(l, at, "linear_attn.in_proj_qkv.weight", channels, TINY_HIDDEN);
+    tiny_add(l, at, "linear_attn.in_proj_z.weight", values, TINY_HIDDEN);
+    tiny_add(l, at, "linear_attn.in_proj_b.weight", TINY_VALUE_HEADS, TINY_HIDDEN);
+    tiny_add(l, at, "linear_attn.in_proj_a.weight", TINY_VALUE_HEADS, TINY_HIDDEN);
+    tiny_add(l, at, "linear_attn.out_proj.weight", TINY_HIDDEN, values);
+    tiny_add(l, at, "linear_attn.norm.weight", TINY_VALUE_DIM, 0);
+    tiny_add(l, at, "linear_attn.A_log", TINY_VALUE_HEADS, 0);
+    tiny_add(l, at, "linear_attn.dt_bias", TINY_VALUE_HEADS, 0);
+    tiny_add(l, at, "linear_attn.conv1d.weight", channels * TINY_TAPS, 0);
+    nbl__stored *conv = &l->items[l->count - 1];
+    conv->rank = 3;
+    conv->shape[0] = channels, conv->shape[1] = 1, conv->shape[2] = TINY_TAPS;
+}
+
 static inline void tiny_layer(tiny_list *l, const struct tiny_architecture *a, const nbl__decoder *d,
                               int layer)
 {
@@ -97,15 +136,18 @@ static inline void tiny_layer(tiny_list *l, const struct tiny_architecture *a, c
         tiny_add(l, at, "self_attn.qkv_proj.weight", (TINY_HEADS + 2 * TINY_KV) * TINY_DIM, TINY_HIDDEN);
         tiny_add(l, at, "mlp.gate_up_proj.weight", 2 * TINY_INNER, TINY_HIDDEN);
     }
-    for (int i = 0; i < 3 && !a->fused; i++) {
+    bool delta = a->hybrid && d->recurrent[layer];
+    if (delta) tiny_delta(l, at);
+    for (int i = 0; i < 3 && !a->fused && !delta; i++) {
         snprintf(name, sizeof name, "self_attn.%s.weight", projections[i]);
-        tiny_add(l, at, name, (i ? TINY_KV : TINY_HEADS) * TINY_DIM, TINY_HIDDEN);
+        int heads = i ? TINY_KV : a->hybrid ? 2 * TINY_HEADS : TINY_HEADS; /* with the rows of the gates */
+        tiny_add(l, at, name, heads * TINY_DIM, TINY_HIDDEN);
         snprintf(name, sizeof name, "self_attn.%s.bias", projections[i]);
         if (d->qkv_bias) tiny_add(l, at, name, (i ? TINY_KV : TINY_HEADS) * TINY_DIM, 0);
     }
-    tiny_add(l, at, "self_attn.o_proj.weight", TINY_HIDDEN, TINY_HEADS * TINY_DIM);
-    if (a->qk_norm) tiny_add(l, at, "self_attn.q_norm.weight", TINY_DIM, 0);
-    if (a->qk_norm) tiny_add(l, at, "self_attn.k_norm.weight", TINY_DIM, 0);
+    if (!delta) tiny_add(l, at, "self_attn.o_proj.weight", TINY_HIDDEN, TINY_HEADS * TINY_DIM);
+    if (a->qk_norm && !delta) tiny_add(l, at, "self_attn.q_norm.weight", TINY_DIM, 0);
+    if (a->qk_norm && !delta) tiny_add(l, at, "self_attn.k_norm.weight", TINY_DIM, 0);
     if (!a->fused) tiny_add(l, at, "mlp.gate_proj.weight", TINY_INNER, TINY_HIDDEN);
     if (!a->fused) tiny_add(l, at, "mlp.up_proj.weight", TINY_INNER, TINY_HIDDEN);
     tiny_add(l, at, "mlp.down_proj.weight", TINY_HIDDEN, TINY_INNER);

@@ -46,8 +46,21 @@ typedef struct nbl__decoder {
     int64_t window;
     /* layers with a sliding window */
     bool sliding[NBL_MAX_LAYERS];
+    /* layers whose q and k are not rotated */
+    bool no_rope[NBL_MAX_LAYERS];
+    /* chunked attention: a query sees keys of its own block of this many positions; 0: none. An
+     * architecture says which layers have it */
+    int64_t chunk;
+    /* layers with the gated delta rule instead of softmax attention, and its sizes */
+    bool recurrent[NBL_MAX_LAYERS];
+    struct {
+        int64_t key_heads, value_heads, key_dim, value_dim; /* of a head */
+        int64_t taps;                                       /* weights of a channel of the convolution */
+    } delta;
+    bool partial_rotary;  /* the architecture may rotate a part of a head */
     nbl__rope rope;       /* of full layers; also of sliding ones if local_rope.theta is 0 */
     nbl__rope local_rope; /* of sliding layers; theta 0: use `rope` */
+    nbl__rope query_rope; /* of queries that are scaled by position; theta 0: they rotate as keys */
 } nbl__decoder;
 
 struct nbl__config_keys;
@@ -70,6 +83,10 @@ NBL_ARCHS(ARCH_DECLARATION)
  * and with NBL_ERROR_FORMAT for a value of the wrong type or range. */
 nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__json *config, nbl__decoder *d);
 
+/* True if the keys of a sequence rotate otherwise when it grows from `length` tokens to one more: cached
+ * keys are then of no use. */
+bool nbl__decoder_restarts(const nbl__decoder *d, int64_t length);
+
 /* ---- keys.c: one call per key; a key that was never asked for is an error in the end ---- */
 
 typedef struct nbl__config_keys {
@@ -86,20 +103,35 @@ nbl_status nbl__key_size(nbl__config_keys *k, const char *name, int64_t *value);
 /* The `_or` functions store `missing` if the key is absent or null. */
 nbl_status nbl__key_size_or(nbl__config_keys *k, const char *name, int64_t missing, int64_t *value);
 nbl_status nbl__key_float_or(nbl__config_keys *k, const char *name, double missing, float *value);
+/* A size that null switches off: null gives 0, an absent key gives `missing`. */
+nbl_status nbl__key_size_off(nbl__config_keys *k, const char *name, int64_t missing, int64_t *value);
 /* A soft cap: null gives 0 (none), an absent key gives `missing`. */
 nbl_status nbl__key_cap_or(nbl__config_keys *k, const char *name, double missing, float *value);
 nbl_status nbl__key_flag_or(nbl__config_keys *k, const char *name, bool missing, bool *value);
 /* Keys of all decoders: sizes, heads, norm_eps, tied head, activation (key `act_key`), padding,
- * RoPE. Call it after setting the defaults of the architecture's configuration class in *d: head_dim,
- * act, padding, norm_eps, positions. A field that is 0 gets Llama's default; padding -1: none. */
+ * RoPE. Call it after setting the defaults of the architecture's configuration class in *d: kv_heads,
+ * head_dim, act, padding, norm_eps, positions, the thetas of rope and local_rope. A field that is 0
+ * gets Llama's default; padding -1: none. partial_rotary and query_rope.theta > 0 permit a rope of a
+ * part of a head, and llama_4_scaling_beta. */
 nbl_status nbl__keys_common(nbl__config_keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default);
+/* Checks a rope again, after an architecture has changed it. */
+nbl_status nbl__keys_check_rope(nbl__config_keys *k, const nbl__decoder *d, const nbl__rope *rope);
 /* Fills d->sliding from layer_types. Without that key, by_default decides for each layer; NULL:
  * none slides. Call it after setting d->window. */
 nbl_status nbl__keys_layer_types(nbl__config_keys *k, nbl__decoder *d,
                                  bool (*by_default)(const nbl__decoder *d, int64_t layer));
 
-/* Qwen: sliding_window counts only if use_sliding_window is true, and then needs layer_types. */
+/* Fills d->no_rope from no_rope_layers, a list of 0 (no rope) and 1. Without that key every n-th
+ * layer has none, n being no_rope_layer_interval (4). */
+nbl_status nbl__keys_no_rope(nbl__config_keys *k, nbl__decoder *d);
+
+/* Qwen: sliding_window (4096) counts only if use_sliding_window is true. Without layer_types, layers
+ * slide from max_window_layers (28) on. */
 nbl_status nbl__keys_sliding_window(nbl__config_keys *k, nbl__decoder *d);
+
+/* Keys of hybrid decoders (keys_recurrent.c): fills d->recurrent from layer_types or
+ * full_attention_interval, and d->delta. Call it after nbl__keys_common. */
+nbl_status nbl__keys_recurrent(nbl__config_keys *k, nbl__decoder *d);
 
 /* ---- building ---- */
 
@@ -167,15 +199,18 @@ typedef struct nbl__build {
      *     lengths         [sequences]      DECODE: tokens in the cache
      */
     nbl__value ids, positions, cu_seqlens, labels, rows, last, lengths, dloss, denominator;
-    /* [layers] KV caches [sequences, cache_size, kv_heads, head_dim]; states */
+    /* [layers] KV caches [sequences, cache_size, kv_heads, head_dim]; states. 0: a recurrent layer */
     nbl__value *k_cache, *v_cache;
+    /* [layers] of recurrent layers: [sequences, taps - 1, channels] and f32 [sequences, value_heads,
+     * key_dim, value_dim]; states. NULL: there are no such layers */
+    nbl__value *conv_state, *delta_state;
     bool argmax;             /* the result is the index of the largest logit, not the logits */
     nbl__value loss, logits; /* results */
     /* results with `argmax`: index of the largest logit, non-finite flag (argmax.h) */
     nbl__value best, non_finite;
     nbl__value hidden; /* [tokens, hidden]: the result of HIDDEN, the input of HEAD */
-    /* RoPE tables, and those of sliding layers if they differ */
-    nbl__rope_values rope, local_rope;
+    /* RoPE tables; those of sliding layers and of scaled queries if they differ */
+    nbl__rope_values rope, local_rope, query_rope;
     nbl__value embedding; /* its weight; also the head's if they are tied */
     char at[64];          /* prefix of tensor names: "model.layers.3." */
     nbl__text problems;   /* every tensor that is missing or has a wrong shape, for one message */

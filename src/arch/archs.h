@@ -12,6 +12,10 @@
     X(qwen3)                                                                                                 \
     X(gemma2)                                                                                                \
     X(gemma3)                                                                                                \
-    X(phi3)
+    X(phi3)                                                                                                  \
+    X(smollm3)                                                                                               \
+    X(ministral)                                                                                             \
+    X(ministral3)                                                                                            \
+    X(qwen3_5)
 
 #endif

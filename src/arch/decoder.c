@@ -11,7 +11,39 @@ static nbl__value input(nbl__build *b, const char *name, nbl_dtype dtype, int64_
     return nbl__graph_value(b->g, NBL_KIND_INPUT, name, dtype, 1, &n);
 }
 
-/* Creates the inputs and KV caches that b->mode needs. */
+/* One value per layer, 0 so far. */
+static nbl__value *per_layer(nbl__build *b)
+{
+    nbl__value *values = nbl__arena_alloc(&b->g->arena, (size_t)b->d->layers * sizeof *values);
+    if (values == NULL) nbl__graph_failed(b->g, NBL_ERROR_MEMORY);
+    return values;
+}
+
+/* What generation keeps of each layer: keys and values of attention, or the states of the gated delta
+ * rule. Written in PREFILL and DECODE. */
+static void make_states(nbl__build *b)
+{
+    const nbl__decoder *d = b->d;
+    int64_t cache[] = {b->sequences, b->cache_size, d->kv_heads, d->head_dim};
+    int64_t channels = 2 * d->delta.key_heads * d->delta.key_dim + d->delta.value_heads * d->delta.value_dim;
+    int64_t rows[] = {b->sequences, d->delta.taps - 1, channels};
+    int64_t state[] = {b->sequences, d->delta.value_heads, d->delta.key_dim, d->delta.value_dim};
+    b->k_cache = per_layer(b);
+    b->v_cache = per_layer(b);
+    b->conv_state = per_layer(b);
+    b->delta_state = per_layer(b);
+    for (int64_t i = 0; i < d->layers && b->g->status == NBL_OK; i++) {
+        if (d->recurrent[i]) {
+            b->conv_state[i] = nbl__graph_value(b->g, NBL_KIND_STATE, "conv", b->dtype, 3, rows);
+            b->delta_state[i] = nbl__graph_value(b->g, NBL_KIND_STATE, "delta", NBL_DTYPE_F32, 4, state);
+        } else {
+            b->k_cache[i] = nbl__graph_value(b->g, NBL_KIND_STATE, "keys", b->kv_dtype, 4, cache);
+            b->v_cache[i] = nbl__graph_value(b->g, NBL_KIND_STATE, "values", b->kv_dtype, 4, cache);
+        }
+    }
+}
+
+/* Creates the inputs and states that b->mode needs. */
 static void make_inputs(nbl__build *b)
 {
     bool cached = b->mode == NBL_MODE_PREFILL || b->mode == NBL_MODE_DECODE;
@@ -27,23 +59,26 @@ static void make_inputs(nbl__build *b)
     if (b->mode == NBL_MODE_DECODE) b->lengths = input(b, "lengths", NBL_DTYPE_I32, b->sequences);
     if (!cached) return;
     b->rows = input(b, "rows", NBL_DTYPE_I32, b->tokens);
-    b->k_cache = nbl__arena_alloc(&b->g->arena, (size_t)b->d->layers * sizeof *b->k_cache);
-    b->v_cache = nbl__arena_alloc(&b->g->arena, (size_t)b->d->layers * sizeof *b->v_cache);
-    if (b->k_cache == NULL || b->v_cache == NULL) nbl__graph_failed(b->g, NBL_ERROR_MEMORY);
-    /* One cache for keys and one for values per layer; written in PREFILL and GENERATE. */
-    int64_t shape[] = {b->sequences, b->cache_size, b->d->kv_heads, b->d->head_dim};
-    for (int64_t i = 0; i < b->d->layers && b->g->status == NBL_OK; i++) {
-        b->k_cache[i] = nbl__graph_value(b->g, NBL_KIND_STATE, "keys", b->kv_dtype, 4, shape);
-        b->v_cache[i] = nbl__graph_value(b->g, NBL_KIND_STATE, "values", b->kv_dtype, 4, shape);
-    }
+    make_states(b);
 }
 
-/* cos and sin of the run's positions, computed once for all layers. */
+/* cos and sin of the run's positions, computed once for all layers. theta 0: the model has no such
+ * rope. */
 static nbl__rope_values make_table(nbl__build *b, const nbl__rope *rope)
 {
     nbl__rope resolved = *rope;
+    if (!(rope->theta > 0)) return (nbl__rope_values){0};
     resolved.rotary_dim = nbl__rope_dim(rope, b->d->head_dim);
-    return nbl__build_rope_table(b->g, "rope", b->positions, &resolved);
+    return nbl__build_rope_table(b->g, "rope", b->positions, b->cu_seqlens, &resolved);
+}
+
+bool nbl__decoder_restarts(const nbl__decoder *d, int64_t length)
+{
+    const nbl__rope *ropes[] = {&d->rope, &d->local_rope};
+    for (int i = 0; i < 2; i++)
+        if (nbl__rope_length_class(ropes[i], length) != nbl__rope_length_class(ropes[i], length + 1))
+            return true;
+    return false;
 }
 
 static nbl__value embed(nbl__build *b)
@@ -135,7 +170,8 @@ nbl_status nbl__decoder_build(nbl__build *b)
     /* Inputs, RoPE tables and the embedding, then the layers, then norm and head. */
     make_inputs(b);
     b->rope = make_table(b, &d->rope);
-    if (d->local_rope.theta > 0) b->local_rope = make_table(b, &d->local_rope);
+    b->local_rope = make_table(b, &d->local_rope);
+    b->query_rope = make_table(b, &d->query_rope);
     nbl__residual h = {.addend = embed(b)};
     for (int64_t i = 0; i < d->layers && b->g->status == NBL_OK; i++) {
         snprintf(b->at, sizeof b->at, NBL_MODULE_LAYERS "%d.", (int)i);

@@ -25,6 +25,8 @@ static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
 {
     float scalar;
     d->head_dim = 256;
+    d->kv_heads = 4;
+    d->positions = 8192;
     d->act = NBL_ACT_GELU_TANH;
     d->norm_offset = 1;
     d->norm_round = NBL_ROUND_AFTER_WEIGHT;

@@ -4,17 +4,12 @@
  *        └──────────────────────────────────────────────────────────────────────────────────────▲
  *
  *     no soft cap on scores; on logits only if final_logit_softcapping is set
- *     five of six layers slide (all but 5, 11, 17, …) and have a RoPE theta of their own
+ *     five of six layers slide (all but 5, 11, 17, …; the six is sliding_window_pattern) and have a
+ *     RoPE theta of their own
  */
 #include <math.h>
 
 #include "arch/parts.h"
-
-static bool five_of_six(const nbl__decoder *d, int64_t layer)
-{
-    (void)d;
-    return (layer + 1) % 6 != 0;
-}
 
 static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
 {
@@ -29,6 +24,10 @@ static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
     d->heads = 8;
     d->positions = 131072;
     d->head_dim = 256;
+    d->kv_heads = 4;
+    d->positions = 131072;
+    d->rope.theta = 1e6f;
+    d->local_rope.theta = 10000;
     d->act = NBL_ACT_GELU_TANH;
     d->norm_offset = 1;
     d->norm_round = NBL_ROUND_AFTER_WEIGHT;
@@ -44,13 +43,14 @@ static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
     nbl__key(k, "_sliding_window_pattern");
     NBL_TRY(nbl__key_flag_or(k, "use_bidirectional_attention", false, &bidirectional));
     NBL_CHECK(k->ctx, !bidirectional, NBL_ERROR_UNSUPPORTED, "%s: use_bidirectional_attention", k->where);
-    NBL_CHECK(k->ctx, pattern == 6 || nbl__json_get(k->config, "layer_types"), NBL_ERROR_UNSUPPORTED,
-              "%s: sliding_window_pattern %" PRId64 " without layer_types", k->where, pattern);
     NBL_CHECK(k->ctx, scalar > 0, NBL_ERROR_FORMAT, "%s: query_pre_attn_scalar is not positive", k->where);
     d->attention_scale = (float)(1 / sqrt((double)scalar));
     d->o_bias = d->qkv_bias;
     d->embedding_scale = (float)sqrt((double)d->hidden);
-    return nbl__keys_layer_types(k, d, five_of_six);
+    NBL_TRY(nbl__keys_layer_types(k, d, NULL));
+    for (int64_t i = 0; i < d->layers && nbl__key(k, "layer_types") == NULL; i++)
+        d->sliding[i] = (i + 1) % pattern != 0;
+    return NBL_OK;
 }
 
 static void build_layer(nbl__build *b, nbl__residual *h, int64_t layer)

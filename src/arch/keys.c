@@ -65,7 +65,7 @@ static const char *const passed_over[] = {
     "unsloth_version",
     "cache_implementation",
     "early_stopping",
-    "max_window_layers",
+    "max_window_layers", /* where no reader asks for it */
 };
 
 /* True for a value that switches its key off. */
@@ -91,6 +91,11 @@ nbl_status nbl__key_size_or(nbl__config_keys *k, const char *name, int64_t missi
     NBL_CHECK(k->ctx, nbl__json_natural(it, value) && *value >= 1 && *value <= INT32_MAX, NBL_ERROR_FORMAT,
               "%s: %s is not a whole number from 1 to 2147483647", k->where, name);
     return NBL_OK;
+}
+
+nbl_status nbl__key_size_off(nbl__config_keys *k, const char *name, int64_t missing, int64_t *value)
+{
+    return nbl__key_size_or(k, name, nbl__json_get(k->config, name) ? 0 : missing, value);
 }
 
 nbl_status nbl__key_size(nbl__config_keys *k, const char *name, int64_t *value)
@@ -143,50 +148,75 @@ static nbl_status read_act(nbl__config_keys *k, const char *key, nbl__decoder *d
                      it->type == NBL_JSON_STRING ? it->string : "no text");
 }
 
-/* Checks the RoPE parameters. Partial rotary is refused: transformers does not have it for these
- * architectures. */
-static nbl_status check_rope(nbl__config_keys *k, const nbl__rope *rope)
+/* A number of the rope in f64: products with it are cut to whole numbers. */
+static nbl_status read_double(nbl__config_keys *k, const char *name, double *value)
+{
+    const nbl__json *it = nbl__key(k, name);
+    NBL_CHECK(k->ctx, it == NULL || (nbl__json_number(it, value) && isfinite(*value)), NBL_ERROR_FORMAT,
+              "%s: %s is not a number", k->where, name);
+    return NBL_OK;
+}
+
+/* Checks the RoPE parameters, and that the architecture has such a rope in transformers. */
+nbl_status nbl__keys_check_rope(nbl__config_keys *k, const nbl__decoder *d, const nbl__rope *rope)
 {
     bool whole = rope->partial_rotary_factor == 0 || rope->partial_rotary_factor == 1;
-    NBL_CHECK(k->ctx, whole, NBL_ERROR_UNSUPPORTED, "%s: partial_rotary_factor %g is not supported", k->where,
-              rope->partial_rotary_factor);
+    bool parts = d->partial_rotary || rope->kind == NBL_ROPE_PROPORTIONAL;
+    int64_t dim = nbl__rope_dim(rope, d->head_dim);
+    NBL_CHECK(k->ctx, whole || (parts && dim >= 2 && dim % 2 == 0), NBL_ERROR_UNSUPPORTED,
+              "%s: partial_rotary_factor %g is not supported", k->where, rope->partial_rotary_factor);
+    NBL_CHECK(k->ctx, rope->query_beta == 0 || d->query_rope.theta > 0, NBL_ERROR_UNSUPPORTED,
+              "%s: llama_4_scaling_beta is not supported for model_type %s", k->where, d->arch->model_type);
     nbl_status status = nbl__rope_check(k->ctx, k->where, rope);
-    return status == NBL_ERROR_ARGUMENT ? NBL_ERROR_FORMAT : status;
+    if (status == NBL_OK) status = nbl__rope_check_dim(k->ctx, k->where, rope, dim);
+    return status == NBL_ERROR_ARGUMENT || status == NBL_ERROR_SHAPE ? NBL_ERROR_FORMAT : status;
+}
+
+/* rope_parameters with an object per layer type. A type without one has the default rope. */
+static nbl_status read_ropes_by_type(nbl__config_keys *k, nbl__decoder *d, const nbl__json *parameters)
+{
+    const nbl__json *full = nbl__json_get(parameters, "full_attention");
+    const nbl__json *sliding = nbl__json_get(parameters, "sliding_attention");
+    NBL_CHECK(k->ctx, parameters->count == (full != NULL) + (sliding != NULL), NBL_ERROR_FORMAT,
+              "%s: rope_parameters has other layer types than full_attention and sliding_attention",
+              k->where);
+    NBL_TRY(nbl__rope_read_scaling(k->ctx, full, &d->rope));
+    NBL_TRY(nbl__rope_read_scaling(k->ctx, sliding, &d->local_rope));
+    NBL_TRY(nbl__keys_check_rope(k, d, &d->local_rope));
+    return nbl__keys_check_rope(k, d, &d->rope);
 }
 
 /* Reads the RoPE parameters. Their keys depend on the version of transformers that wrote them:
  *
  *     rope_parameters            one object, or {"full_attention": …, "sliding_attention": …}
- *     rope_theta, rope_scaling   of all layers
+ *     rope_theta, rope_scaling   of all layers; with a theta of sliding layers, of full layers
  *     rope_local_base_freq       theta of sliding layers, beside one of the others
- */
+ *
+ * Where d->local_rope has a default theta, sliding layers have a rope of their own in any case. */
 static nbl_status read_rope(nbl__config_keys *k, nbl__decoder *d)
 {
     /* Keys outside of rope_parameters are defaults for those inside. */
-    float theta = 10000, local = 0, partial = 0;
     const nbl__json *parameters = nbl__key(k, "rope_parameters"), *scaling = nbl__key(k, "rope_scaling");
-    const nbl__json *full = nbl__json_get(parameters, "full_attention");
-    const nbl__json *sliding = nbl__json_get(parameters, "sliding_attention");
-    NBL_TRY(nbl__key_float_or(k, "rope_theta", 10000, &theta));
-    NBL_TRY(nbl__key_float_or(k, "rope_local_base_freq", 0, &local));
-    NBL_TRY(nbl__key_float_or(k, "partial_rotary_factor", 0, &partial));
-    d->rope.theta = theta;
-    d->rope.partial_rotary_factor = (double)partial;
+    bool by_type = nbl__json_get(parameters, "full_attention") ||
+                   nbl__json_get(parameters, "sliding_attention");
+    float theta = d->rope.theta > 0 ? d->rope.theta : 10000, local = d->local_rope.theta;
+    bool two_ropes = local > 0;
+    NBL_TRY(nbl__key_float_or(k, "rope_theta", (double)theta, &d->rope.theta));
+    NBL_TRY(nbl__key_float_or(k, "rope_local_base_freq", (double)local, &local));
+    NBL_TRY(read_double(k, "partial_rotary_factor", &d->rope.partial_rotary_factor));
     d->rope.max_position_embeddings = d->positions;
-    /* One object per layer type. */
-    if (full || sliding) {
-        NBL_CHECK(k->ctx, full && sliding && parameters->count == 2, NBL_ERROR_FORMAT,
-                  "%s: rope_parameters has other layer types than full_attention and sliding_attention",
-                  k->where);
-        d->local_rope = d->rope;
-        NBL_TRY(nbl__rope_read_scaling(k->ctx, full, &d->rope));
-        NBL_TRY(nbl__rope_read_scaling(k->ctx, sliding, &d->local_rope));
-        NBL_TRY(check_rope(k, &d->local_rope));
-        return check_rope(k, &d->rope);
+    d->local_rope = (nbl__rope){.theta = local, .max_position_embeddings = d->positions};
+    if (by_type) {
+        if (!(local > 0)) d->local_rope = d->rope;
+        NBL_CHECK(k->ctx, scaling == NULL || scaling->count == 0, NBL_ERROR_UNSUPPORTED,
+                  "%s: rope_scaling beside rope_parameters", k->where);
+        return read_ropes_by_type(k, d, parameters);
     }
-    NBL_TRY(nbl__rope_read_scaling(k->ctx, parameters ? parameters : scaling, &d->rope));
-    if (local > 0) d->local_rope = (nbl__rope){.theta = local, .max_position_embeddings = d->positions};
-    return check_rope(k, &d->rope);
+    bool scaled = scaling && scaling->type == NBL_JSON_OBJECT && scaling->count > 0;
+    NBL_CHECK(k->ctx, !two_ropes || parameters == NULL || parameters->count == 0, NBL_ERROR_UNSUPPORTED,
+              "%s: rope_parameters without full_attention and sliding_attention", k->where);
+    NBL_TRY(nbl__rope_read_scaling(k->ctx, scaled || parameters == NULL ? scaling : parameters, &d->rope));
+    return nbl__keys_check_rope(k, d, &d->rope);
 }
 
 /* Reads pad_token_id: torch's Embedding never trains the row padding_idx. Negative ids count
@@ -214,7 +244,9 @@ nbl_status nbl__keys_common(nbl__config_keys *k, nbl__decoder *d, const char *ac
     NBL_TRY(size_or_default(k, "intermediate_size", &d->inner));
     NBL_TRY(size_or_default(k, "num_hidden_layers", &d->layers));
     NBL_TRY(size_or_default(k, "num_attention_heads", &d->heads));
-    NBL_TRY(nbl__key_size_or(k, "num_key_value_heads", d->heads, &d->kv_heads));
+    bool null_heads = nbl__json_is(nbl__json_get(k->config, "num_key_value_heads"), NBL_JSON_NULL);
+    NBL_TRY(nbl__key_size_or(k, "num_key_value_heads", d->kv_heads && !null_heads ? d->kv_heads : d->heads,
+                             &d->kv_heads));
     NBL_TRY(nbl__key_size_or(k, "head_dim", d->head_dim ? d->head_dim : d->hidden / d->heads, &d->head_dim));
     NBL_TRY(
         nbl__key_size_or(k, "max_position_embeddings", d->positions ? d->positions : 2048, &d->positions));
@@ -256,15 +288,37 @@ nbl_status nbl__keys_layer_types(nbl__config_keys *k, nbl__decoder *d,
     return NBL_OK;
 }
 
+nbl_status nbl__keys_no_rope(nbl__config_keys *k, nbl__decoder *d)
+{
+    int64_t interval, flag;
+    const nbl__json *list = nbl__key(k, "no_rope_layers");
+    NBL_TRY(nbl__key_size_or(k, "no_rope_layer_interval", 4, &interval));
+    NBL_CHECK(k->ctx, list == NULL || (list->type == NBL_JSON_ARRAY && list->count >= d->layers),
+              NBL_ERROR_FORMAT, "%s: no_rope_layers is not a list of %" PRId64 " numbers", k->where,
+              d->layers);
+    for (int64_t i = 0; i < d->layers; i++) {
+        flag = (i + 1) % interval != 0;
+        NBL_CHECK(k->ctx, list == NULL || (nbl__json_natural(&list->items[i], &flag) && flag <= 1),
+                  NBL_ERROR_FORMAT, "%s: no_rope_layers has a value that is not 0 or 1", k->where);
+        d->no_rope[i] = flag == 0;
+    }
+    return NBL_OK;
+}
+
 nbl_status nbl__keys_sliding_window(nbl__config_keys *k, nbl__decoder *d)
 {
     bool chosen;
-    NBL_TRY(nbl__key_size_or(k, "sliding_window", 0, &d->window));
+    int64_t first = 28;
+    const nbl__json *layers = nbl__key(k, "max_window_layers");
+    NBL_CHECK(k->ctx, layers == NULL || nbl__json_natural(layers, &first), NBL_ERROR_FORMAT,
+              "%s: max_window_layers is not a whole number", k->where);
+    NBL_TRY(nbl__key_size_off(k, "sliding_window", 4096, &d->window));
     NBL_TRY(nbl__key_flag_or(k, "use_sliding_window", false, &chosen));
     if (!chosen) d->window = 0;
-    NBL_CHECK(k->ctx, !chosen || nbl__json_get(k->config, "layer_types"), NBL_ERROR_UNSUPPORTED,
-              "%s: use_sliding_window without layer_types", k->where);
-    return nbl__keys_layer_types(k, d, NULL);
+    NBL_TRY(nbl__keys_layer_types(k, d, NULL));
+    if (nbl__key(k, "layer_types")) return NBL_OK;
+    for (int64_t i = 0; i < d->layers; i++) d->sliding[i] = d->window > 0 && i >= first;
+    return NBL_OK;
 }
 
 /* Fails at the first key that is not accepted; see the file's head. */

@@ -78,8 +78,7 @@ nbl__value nbl__part_weight(nbl__build *b, const char *name, nbl__weight_role ro
     return v;
 }
 
-/* A vector of n values. Norms have the checkpoint's dtype, biases the compute dtype. */
-static nbl__value vector(nbl__build *b, const char *name, nbl__weight_role role, int64_t n)
+nbl__value nbl__part_vector(nbl__build *b, const char *name, nbl__weight_role role, int64_t n)
 {
     const nbl_weight *w = nbl__part_tensor(b, name, role, 1, n, 0);
     if (w == NULL) return 0;
@@ -92,7 +91,7 @@ static nbl__value vector(nbl__build *b, const char *name, nbl__weight_role role,
 static nbl__value norm_weight(nbl__build *b, const char *path, int64_t n)
 {
     char name[NAME_SIZE];
-    return vector(b, full(b, path, ".weight", name), NBL_WEIGHT_NORM, n);
+    return nbl__part_vector(b, full(b, path, ".weight", name), NBL_WEIGHT_NORM, n);
 }
 
 /* ---- linear layers ---- */
@@ -104,7 +103,7 @@ static nbl__linear_values layer_at(nbl__build *b, const char *path, nbl__weight_
     char name[NAME_SIZE];
     nbl__adapter adapter;
     nbl__linear_values l = {.w = nbl__part_weight(b, full(b, path, ".weight", name), role, out, in)};
-    if (bias) l.bias = vector(b, full(b, path, ".bias", name), NBL_WEIGHT_BIAS, out);
+    if (bias) l.bias = nbl__part_vector(b, full(b, path, ".bias", name), NBL_WEIGHT_BIAS, out);
     if (!b->source->adapter(b->source->user, full(b, path, "", name), &adapter)) return l;
     l.scale = adapter.scale;
     l.dropout = b->train ? adapter.dropout : 0;
@@ -130,6 +129,18 @@ nbl__value nbl__part_linear(nbl__build *b, nbl__value x, const char *path, nbl__
     nbl__linear_values l = layer_at(b, path, role, out, in, bias);
     nbl__linear_options how = linear_options(b, mask);
     return nbl__build_linear(b->g, full(b, path, "", name), x, &l, &how);
+}
+
+void nbl__part_linear_group(nbl__build *b, nbl__value x, const char *name, const nbl__linear_module *modules,
+                            int count, nbl__value *y)
+{
+    nbl__linear_values layers[NBL_MAX_GROUP];
+    assert(count <= NBL_MAX_GROUP);
+    for (int i = 0; i < count; i++)
+        layers[i] = layer_at(b, modules[i].path, NBL_WEIGHT_LINEAR, modules[i].out, b->d->hidden,
+                             modules[i].bias);
+    nbl__linear_options how = linear_options(b, NBL_DROPOUT_MASK_QKV);
+    nbl__build_linear_group(b->g, name, x, layers, count, &how, y);
 }
 
 /* ---- the residual stream and norms ---- */
@@ -175,13 +186,12 @@ nbl__value nbl__part_norm(nbl__build *b, nbl__value x, const char *name)
 nbl__qkv nbl__part_qkv(nbl__build *b, nbl__value x, bool bias)
 {
     const nbl__decoder *d = b->d;
-    int64_t q = d->heads * d->head_dim, kv = d->kv_heads * d->head_dim;
-    nbl__linear_values layers[] = {layer_at(b, "self_attn.q_proj", NBL_WEIGHT_LINEAR, q, d->hidden, bias),
-                                   layer_at(b, "self_attn.k_proj", NBL_WEIGHT_LINEAR, kv, d->hidden, bias),
-                                   layer_at(b, "self_attn.v_proj", NBL_WEIGHT_LINEAR, kv, d->hidden, bias)};
-    nbl__linear_options how = linear_options(b, NBL_DROPOUT_MASK_QKV);
+    int64_t kv = d->kv_heads * d->head_dim;
+    const nbl__linear_module modules[] = {{"self_attn.q_proj", d->heads * d->head_dim, bias},
+                                          {"self_attn.k_proj", kv, bias},
+                                          {"self_attn.v_proj", kv, bias}};
     nbl__value y[3];
-    nbl__build_linear_group(b->g, "self_attn.qkv", x, layers, 3, &how, y);
+    nbl__part_linear_group(b, x, "self_attn.qkv", modules, 3, y);
     return (nbl__qkv){y[0], y[1], y[2]};
 }
 
@@ -190,36 +200,53 @@ nbl__layer_attention nbl__part_layer_attention(const nbl__build *b, int64_t laye
     const nbl__decoder *d = b->d;
     bool slides = d->sliding[layer];
     return (nbl__layer_attention){.local_rope = slides && d->local_rope.theta > 0,
+                                  .no_rope = d->no_rope[layer],
+                                  .query_rope = d->query_rope.theta > 0,
                                   .window = slides ? d->window : 0,
                                   .scale = d->attention_scale,
                                   .softcap = d->attention_cap};
 }
 
 /* True if the norm of heads and RoPE can be one norm_rope node: training, b->fuses_norm_rope, frozen
- * norm weight, head_dim a power of two, full rotary. */
+ * norm weight, head_dim a power of two, full rotary in halves. */
 static bool joins_norm(const nbl__build *b, const char *norm, const nbl__rope *rope)
 {
     char name[NAME_SIZE];
     int64_t dim = b->d->head_dim;
     return b->mode == NBL_MODE_TRAIN && b->fuses_norm_rope &&
-           !is_trained(b, full(b, norm, ".weight", name)) && nbl__rope_dim(rope, dim) == dim &&
-           (dim & (dim - 1)) == 0;
+           !is_trained(b, full(b, norm, ".weight", name)) && !rope->interleaved &&
+           nbl__rope_dim(rope, dim) == dim && (dim & (dim - 1)) == 0;
 }
 
-/* q or k as `heads` heads, normalized (`norm` NULL: not) and rotated (`rotates` false: not). */
+/* A rope and its table. NULL: none. */
+typedef struct rotation {
+    const nbl__rope *rope;
+    nbl__rope_values table;
+} rotation;
+
+static rotation rotation_of_keys(const nbl__build *b, const nbl__layer_attention *how)
+{
+    if (how->no_rope) return (rotation){NULL, {0}};
+    return how->local_rope ? (rotation){&b->d->local_rope, b->local_rope} : (rotation){&b->d->rope, b->rope};
+}
+
+static rotation rotation_of_queries(const nbl__build *b, const nbl__layer_attention *how)
+{
+    return how->query_rope ? (rotation){&b->d->query_rope, b->query_rope} : rotation_of_keys(b, how);
+}
+
+/* q or k as `heads` heads, normalized (`norm` NULL: not) and rotated. */
 static nbl__value rotated(nbl__build *b, nbl__value x, int64_t heads, const char *path, const char *norm,
-                          bool local, bool rotates)
+                          rotation by)
 {
     const nbl__decoder *d = b->d;
-    const nbl__rope *rope = local ? &d->local_rope : &d->rope;
-    nbl__rope_values table = local ? b->local_rope : b->rope;
     x = nbl__graph_view(b->g, x, heads, d->head_dim);
-    if (norm && joins_norm(b, norm, rope)) {
+    if (norm && by.rope && joins_norm(b, norm, by.rope)) {
         nbl__norm_options how = norm_options(b);
-        return nbl__build_norm_rope(b->g, path, x, norm_weight(b, norm, d->head_dim), table, &how);
+        return nbl__build_norm_rope(b->g, path, x, norm_weight(b, norm, d->head_dim), by.table, &how);
     }
     if (norm) x = rmsnorm(b, x, norm, d->head_dim, 0, NULL);
-    return rotates ? nbl__build_rope(b->g, path, x, table, rope, b->dtype) : x;
+    return by.rope ? nbl__build_rope(b->g, path, x, by.table, by.rope, b->dtype) : x;
 }
 
 /* Attention of rotated heads. PREFILL and GENERATE write k and v to the cache; GENERATE attends
@@ -244,22 +271,25 @@ nbl__value nbl__part_attention(nbl__build *b, nbl__qkv x, int64_t layer, const n
 {
     const nbl__decoder *d = b->d;
     static const char name[] = "self_attn";
-    nbl__attention_options options = {
-        .dtype = b->dtype, .scale = how->scale, .softcap = how->softcap, .window = how->window};
-    /* One operator rotates, writes the cache and attends. */
-    bool fuses_rope_attention = b->fuses_rope_attention && b->mode == NBL_MODE_DECODE;
+    nbl__attention_options options = {.dtype = b->dtype,
+                                      .scale = how->scale,
+                                      .softcap = how->softcap,
+                                      .window = how->window,
+                                      .chunk = how->chunk};
+    rotation none = {NULL, {0}}, keys = rotation_of_keys(b, how), queries = rotation_of_queries(b, how);
+    /* One operator rotates q and k alike and in halves, writes the cache and attends. */
+    bool fuses_rope_attention = b->fuses_rope_attention && b->mode == NBL_MODE_DECODE && keys.rope &&
+                                keys.rope == queries.rope && !keys.rope->interleaved;
     nbl__cache_values cache = {.lengths = b->lengths};
     if (b->k_cache) cache.keys = b->k_cache[layer], cache.values = b->v_cache[layer];
     /* RoPE and norms see heads: [tokens, heads, head_dim]. */
     x.q = rotated(b, x.q, d->heads, "self_attn.q_proj", how->qk_norm ? "self_attn.q_norm" : NULL,
-                  how->local_rope, !fuses_rope_attention);
+                  fuses_rope_attention ? none : queries);
     x.k = rotated(b, x.k, d->kv_heads, "self_attn.k_proj", how->qk_norm ? "self_attn.k_norm" : NULL,
-                  how->local_rope, !fuses_rope_attention);
+                  fuses_rope_attention ? none : keys);
     x.v = nbl__graph_view(b->g, x.v, d->kv_heads, d->head_dim);
     nbl__value out = fuses_rope_attention
-                         ? nbl__build_attention_step(b->g, name, x.q, x.k, x.v,
-                                                     how->local_rope ? b->local_rope : b->rope, cache,
-                                                     &options)
+                         ? nbl__build_attention_step(b->g, name, x.q, x.k, x.v, keys.table, cache, &options)
                          : attend(b, x, cache, name, &options);
     /* Back to [tokens, heads · head_dim], for o_proj. */
     return nbl__graph_view(b->g, out, d->heads * d->head_dim, 0);

@@ -41,13 +41,27 @@ typedef enum nbl__dropout_mask {
     NBL_DROPOUT_MASK_QKV = 0,
     NBL_DROPOUT_MASK_O = 3,
     NBL_DROPOUT_MASK_GATE_UP = 4,
-    NBL_DROPOUT_MASK_DOWN = NBL_DROPOUT_MASK_GATE_UP + NBL_MLP_DOWN
+    NBL_DROPOUT_MASK_DOWN = NBL_DROPOUT_MASK_GATE_UP + NBL_MLP_DOWN,
+    /* out_proj behind the gated delta rule, whose group of four has the numbers of QKV and O */
+    NBL_DROPOUT_MASK_DELTA_OUT = 16
 } nbl__dropout_mask;
 
 /* y = x·Wᵀ (+ bias), with the module's adapter. This is what makes storage formats, LoRA and DoRA
  * work on a linear layer. `role`: LINEAR, or EMBEDDING or HEAD for the head. */
 nbl__value nbl__part_linear(nbl__build *b, nbl__value x, const char *path, nbl__weight_role role, int64_t out,
                             int64_t in, bool bias, nbl__dropout_mask mask);
+
+/* One linear layer of a group: its module, its outputs. */
+typedef struct nbl__linear_module {
+    const char *path;
+    int64_t out;
+    bool bias;
+} nbl__linear_module;
+
+/* Up to four linear layers of the hidden state x in one node, called `name`. Their dropout masks have
+ * the numbers from NBL_DROPOUT_MASK_QKV on. */
+void nbl__part_linear_group(nbl__build *b, nbl__value x, const char *name, const nbl__linear_module *modules,
+                            int count, nbl__value *y);
 
 /* ---- attention ---- */
 
@@ -61,12 +75,15 @@ typedef struct nbl__layer_attention {
     /* q and k have an RMSNorm on each head, "self_attn.q_norm" and "self_attn.k_norm" */
     bool qk_norm;
     bool local_rope; /* rotates by b->local_rope instead of b->rope */
+    bool no_rope;    /* q and k are not rotated */
+    bool query_rope; /* q rotates by b->query_rope, which also scales it, whatever k does */
     int64_t window;  /* tokens that a query sees, itself included; 0: all */
+    int64_t chunk;   /* q sees keys of its own block of this many positions; 0: all */
     float scale;     /* of scores; 0: 1 / sqrt(head_dim) */
     float softcap;   /* of scores; 0: none */
 } nbl__layer_attention;
 
-/* Window and rope of a layer as the config has them for its type (sliding or full). */
+/* Window and ropes of a layer as the config has them for its type (sliding or full). */
 nbl__layer_attention nbl__part_layer_attention(const nbl__build *b, int64_t layer);
 /* q, k, v of x: the linear layers self_attn.q_proj, k_proj and v_proj in one node. */
 nbl__qkv nbl__part_qkv(nbl__build *b, nbl__value x, bool bias);
@@ -75,6 +92,16 @@ nbl__qkv nbl__part_qkv(nbl__build *b, nbl__value x, bool bias);
 nbl__value nbl__part_attention(nbl__build *b, nbl__qkv qkv, int64_t layer, const nbl__layer_attention *how);
 /* The linear layer self_attn.o_proj. */
 nbl__value nbl__part_attention_output(nbl__build *b, nbl__value x, bool bias);
+
+/* ---- hybrid decoders (parts_recurrent.c) ---- */
+
+/* The mixer linear_attn: convolution, gated delta rule, gated norm, out_proj. `fused`: q, k, v, z and
+ * b, a come from two matrices, with the rows of a key head together (Qwen3-Next). */
+nbl__value nbl__part_gated_delta(nbl__build *b, nbl__value x, int64_t layer, bool fused);
+/* The mixer self_attn with q_proj, whose heads have the rows of a query and of its gate, k_proj, v_proj
+ * and o_proj. The gate's sigmoid multiplies the output of attention. */
+nbl__value nbl__part_gated_attention(nbl__build *b, nbl__value x, int64_t layer,
+                                     const nbl__layer_attention *how);
 
 /* ---- feed-forward ---- */
 
@@ -94,6 +121,8 @@ void nbl__llama_layer(nbl__build *b, nbl__residual *h, int64_t layer);
  * tied head and the look-up add to the same gradient. */
 nbl__value nbl__part_weight(nbl__build *b, const char *name, nbl__weight_role role, int64_t rows,
                             int64_t columns);
+/* A vector of n values, by its full name. Biases have the compute dtype, all others the checkpoint's. */
+nbl__value nbl__part_vector(nbl__build *b, const char *name, nbl__weight_role role, int64_t n);
 /* Checks that the model has a tensor of this shape. Otherwise b->problems gets a line. Returns the
  * tensor, or an empty stand-in; NULL only if memory has run out. */
 const nbl_weight *nbl__part_tensor(nbl__build *b, const char *name, nbl__weight_role role, int rank,

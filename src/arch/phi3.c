@@ -1,6 +1,7 @@
-/* phi3.c - Phi-3 and Phi-4: Llama's layer with fused matrices. qkv_proj has the rows of q, k and v;
- * gate_up_proj has those of gate and up. Attention and activation read columns of the products,
- * which are views. If sliding_window is set, every layer slides.
+/* phi3.c - Phi-3, 3.5, 4, 4-mini: Llama's layer with fused matrices. qkv_proj has the rows of q, k and
+ * v; gate_up_proj has those of gate and up. Attention and activation read columns of the products,
+ * which are views. If sliding_window is set, every layer slides. A part of a head may rotate; longrope
+ * changes its factors beyond original_max_position_embeddings.
  *
  *     h ─┬─ input_layernorm ─ qkv ─ q k v ─ rope ─ attend ─ o ─▶ (+) ─ …
  *        └────────────────────────────────────────────────────────▲
@@ -18,24 +19,34 @@ static nbl_status refuse_dropout(nbl__config_keys *k, const char *name)
     return NBL_OK;
 }
 
-static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
+/* transformers has default and longrope here, and reads "yarn" as longrope. The original length
+ * always is the one beside the rope's parameters. */
+static nbl_status read_longrope(nbl__config_keys *k, nbl__decoder *d)
 {
     int64_t original;
+    NBL_TRY(nbl__key_size_or(k, "original_max_position_embeddings", 4096, &original));
+    if (d->rope.kind == NBL_ROPE_YARN) d->rope.kind = NBL_ROPE_LONGROPE;
+    NBL_CHECK(k->ctx, d->rope.kind == NBL_ROPE_DEFAULT || d->rope.kind == NBL_ROPE_LONGROPE,
+              NBL_ERROR_UNSUPPORTED, "%s: rope_type is not default or longrope, which is all that phi3 has",
+              k->where);
+    d->rope.original_max_position_embeddings = (double)original;
+    return nbl__keys_check_rope(k, d, &d->rope);
+}
+
+static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
+{
     d->norm_eps = 1e-5f;
     d->positions = 4096;
     d->padding = 32000;
+    d->partial_rotary = true;
     NBL_TRY(nbl__keys_common(k, d, "hidden_act", false));
     /* Else q + 2 kv could exceed 63 bits. */
     NBL_CHECK(k->ctx, d->heads * d->head_dim <= INT32_MAX, NBL_ERROR_FORMAT,
               "%s: num_attention_heads %" PRId64 " times head_dim %" PRId64 " is above 2147483647", k->where,
               d->heads, d->head_dim);
-    /* transformers has default and longrope here, and reads "yarn" as longrope. */
-    NBL_CHECK(k->ctx, d->rope.kind == NBL_ROPE_DEFAULT, NBL_ERROR_UNSUPPORTED,
-              "%s: rope_type is not default, which is all that phi3 is supported with", k->where);
+    NBL_TRY(read_longrope(k, d));
     NBL_CHECK(k->ctx, d->local_rope.theta == 0, NBL_ERROR_UNSUPPORTED,
               "%s: rope_local_base_freq is not supported for phi3", k->where);
-    /* read and ignored: only longrope uses it */
-    NBL_TRY(nbl__key_size_or(k, "original_max_position_embeddings", 4096, &original));
     NBL_TRY(refuse_dropout(k, "resid_pdrop"));
     NBL_TRY(refuse_dropout(k, "embd_pdrop"));
     NBL_TRY(nbl__key_size_or(k, "sliding_window", 0, &d->window));

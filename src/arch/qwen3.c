@@ -10,6 +10,8 @@
 static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
 {
     d->head_dim = 128;
+    d->kv_heads = 32;
+    d->positions = 32768;
     NBL_TRY(nbl__keys_common(k, d, "hidden_act", false));
     NBL_TRY(nbl__key_flag_or(k, "attention_bias", false, &d->qkv_bias));
     d->o_bias = d->qkv_bias;

@@ -68,7 +68,7 @@ static nbl_status put_yarn(nbl__export *e, const nbl__rope *r)
     float usual = factor > 1 ? (float)(0.1 * log(factor) + 1) : 1, told = 0;
     float *frequencies = nbl__arena_alloc(&e->arena, (size_t)e->decoder.head_dim * sizeof(float));
     if (frequencies == NULL) return NBL_ERROR_MEMORY;
-    nbl__rope_frequencies(r, e->decoder.head_dim, frequencies, &told);
+    nbl__rope_frequencies(r, e->decoder.head_dim, 0, frequencies, &told);
     if (fabsf(told - usual) > 1e-6f * usual) return refuse(e, "yarn with a factor of attention of its own");
     if (r->keep_fractions) return refuse(e, "yarn without \"truncate\"");
     put_text(e, "rope.scaling.type", "yarn");
@@ -96,7 +96,8 @@ static nbl_status put_rope(nbl__export *e)
         return NBL_OK;
     case NBL_ROPE_YARN: return put_yarn(e, r);
     case NBL_ROPE_LLAMA3: return e->arch == NBL_GGUF_LLAMA ? NBL_OK : refuse(e, "rope_type \"llama3\"");
-    default: return NBL_OK;
+    case NBL_ROPE_DEFAULT: return NBL_OK;
+    default: return refuse(e, "this rope_type");
     }
 }
 
@@ -107,8 +108,8 @@ bool nbl__export_divisors(const nbl__export *e, float *divisors)
     nbl__rope plain = d->rope;
     if (d->rope.kind != NBL_ROPE_LLAMA3 || d->head_dim > 2048) return false;
     plain.kind = NBL_ROPE_DEFAULT;
-    nbl__rope_frequencies(&plain, d->head_dim, divisors, &unused);
-    nbl__rope_frequencies(&d->rope, d->head_dim, scaled, &unused);
+    nbl__rope_frequencies(&plain, d->head_dim, 0, divisors, &unused);
+    nbl__rope_frequencies(&d->rope, d->head_dim, 0, scaled, &unused);
     for (int64_t i = 0; i < d->head_dim / 2; i++) divisors[i] /= scaled[i];
     return true;
 }
@@ -192,7 +193,7 @@ static nbl_status put_sizes(nbl__export *e)
     put_number(e, "attention.layer_norm_rms_epsilon", (double)d->norm_eps);
     put_size(e, "vocab_size", d->vocabulary); /* readers need it in files without a vocabulary */
     if (e->arch == NBL_GGUF_LLAMA || e->arch == NBL_GGUF_PHI3)
-        put_size(e, "rope.dimension_count", d->head_dim);
+        put_size(e, "rope.dimension_count", nbl__rope_dim(&d->rope, d->head_dim));
     if (d->act != (is_gemma(e) ? NBL_ACT_GELU_TANH : NBL_ACT_SILU)) return refuse(e, "another activation");
     return NBL_OK;
 }

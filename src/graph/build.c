@@ -179,12 +179,13 @@ nbl__value nbl__build_rmsnorm(nbl__graph *g, const char *name, nbl__value x, nbl
 }
 
 nbl__rope_values nbl__build_rope_table(nbl__graph *g, const char *name, nbl__value positions,
-                                       const nbl__rope *rope)
+                                       nbl__value cu_seqlens, const nbl__rope *rope)
 {
     nbl__rope_table *a = nbl__graph_begin(g, &nbl__rope_table_family, name);
     if (a == NULL) return (nbl__rope_values){0};
     a->rope = *rope;
     bind(g, &a->positions, positions);
+    if (nbl__rope_has_lengths(rope)) bind(g, &a->cu_seqlens, cu_seqlens);
     nbl__value cos = nbl__graph_end(g);
     return (nbl__rope_values){cos, output(g, &a->sin)};
 }
@@ -242,6 +243,7 @@ nbl__value nbl__build_attention(nbl__graph *g, const char *name, nbl__value q, n
     a->dtype = how->dtype;
     a->scale = how->scale;
     a->window = how->window;
+    a->chunk = how->chunk;
     a->softcap = how->softcap;
     bind(g, &a->q, q);
     bind(g, &a->k, k);
@@ -260,6 +262,7 @@ nbl__value nbl__build_attention_decode(nbl__graph *g, const char *name, nbl__val
     a->dtype = how->dtype;
     a->scale = how->scale;
     a->window = how->window;
+    a->chunk = how->chunk;
     a->softcap = how->softcap;
     bind(g, &a->q, q);
     bind(g, &a->k, cache.keys);
@@ -277,6 +280,7 @@ nbl__value nbl__build_attention_step(nbl__graph *g, const char *name, nbl__value
     a->dtype = how->dtype;
     a->scale = how->scale;
     a->window = how->window;
+    a->chunk = how->chunk;
     a->softcap = how->softcap;
     bind(g, &a->q, q);
     bind(g, &a->k, k);

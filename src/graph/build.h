@@ -74,9 +74,9 @@ typedef struct nbl__rope_values {
 /* RMSNorm of x, or of x + residual; *sum gets that sum, 0 without a residual. */
 nbl__value nbl__build_rmsnorm(nbl__graph *g, const char *name, nbl__value x, nbl__value w,
                               nbl__value residual, const nbl__norm_options *how, nbl__value *sum);
-/* `rope` has a rotary_dim. */
+/* `rope` has a rotary_dim. cu_seqlens is bound only if the frequencies depend on it. */
 nbl__rope_values nbl__build_rope_table(nbl__graph *g, const char *name, nbl__value positions,
-                                       const nbl__rope *rope);
+                                       nbl__value cu_seqlens, const nbl__rope *rope);
 nbl__value nbl__build_rope(nbl__graph *g, const char *name, nbl__value x, nbl__rope_values table,
                            const nbl__rope *rope, nbl_dtype dtype);
 /* RMSNorm of each head, then RoPE. */
@@ -94,6 +94,7 @@ typedef struct nbl__attention_options {
     float scale;    /* of scores; 0: 1 / sqrt(head_dim) */
     float softcap;  /* of scores; 0: none */
     int64_t window; /* tokens that a query sees, itself included; 0: all */
+    int64_t chunk;  /* a query sees keys of its own block of this many positions; 0: all */
 } nbl__attention_options;
 
 /* The state of one layer for generation: keys, values [sequences, rows, heads, head_dim], and the
@@ -114,6 +115,35 @@ nbl__value nbl__build_attention_step(nbl__graph *g, const char *name, nbl__value
                                      const nbl__attention_options *how);
 /* cache row rows[t] = x[t] */
 void nbl__build_kv_write(nbl__graph *g, const char *name, nbl__value x, nbl__value rows, nbl__value cache);
+
+/* ---- recurrences ---- */
+
+/* Convolution of each channel within its sequence, and silu; w is [channels, 1, taps]. `state`: gets the
+ * last rows of each sequence; 0: none. */
+nbl__value nbl__build_short_conv(nbl__graph *g, const char *name, nbl__value x, nbl__value w,
+                                 nbl__value cu_seqlens, nbl__value state, nbl_dtype dtype);
+/* The same for one token per sequence, after the rows of the state, which moves on. */
+nbl__value nbl__build_short_conv_step(nbl__graph *g, const char *name, nbl__value x, nbl__value w,
+                                      nbl__value state, nbl_dtype dtype);
+
+/* The states of one layer for generation; 0: none. */
+typedef struct nbl__delta_states {
+    nbl__value conv, rule;
+} nbl__delta_states;
+
+/* The operands of the gated delta rule (gated_delta.h). */
+typedef struct nbl__delta_values {
+    nbl__value q, k, v, a, b, a_log, dt_bias;
+    nbl__value cu_seqlens; /* not of a step */
+    nbl__value state;      /* 0: none is left */
+} nbl__delta_values;
+
+/* Over packed sequences; the state gets the last state of each. */
+nbl__value nbl__build_gated_delta(nbl__graph *g, const char *name, const nbl__delta_values *x,
+                                  nbl_dtype dtype);
+/* One token per sequence; the state moves on. */
+nbl__value nbl__build_gated_delta_step(nbl__graph *g, const char *name, const nbl__delta_values *x,
+                                       nbl_dtype dtype);
 
 /* ---- embedding, head, sums ---- */
 

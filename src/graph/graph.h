@@ -45,6 +45,7 @@ typedef enum nbl__weight_role {
     NBL_WEIGHT_HEAD,      /* hidden states to logits */
     NBL_WEIGHT_LINEAR,    /* of a linear layer inside a layer of the transformer */
     NBL_WEIGHT_NORM,
+    NBL_WEIGHT_RECURRENT, /* of a recurrence: its convolution, its decays */
     NBL_WEIGHT_BIAS,
     NBL_WEIGHT_LORA_A,
     NBL_WEIGHT_LORA_B,

@@ -7,6 +7,11 @@
  * cache_size, (b + 1) · cache_size). A sequence that has ended keeps its row in the batch: it is
  * computed along, and its result is ignored. No step allocates.
  *
+ * Where the rope depends on a sequence's length (longrope, dynamic), growing by a token can rotate all
+ * keys anew (nbl__decoder_restarts). Such a step of a sequence is a prefill of its prompt and its new
+ * tokens, which overwrites its rows of the cache. So text is as if each token were computed from
+ * scratch.
+ *
  * Sampling applies, in Hugging Face's order: repetition penalty, temperature, top-k, top-p, min-p.
  * The random number of a token is a function of seed, index of the sequence and number of new
  * tokens, so it does not depend on the other sequences of the batch. */
@@ -32,8 +37,9 @@ typedef struct writer {
     int64_t *length; /* tokens in the cache, per sequence */
     int64_t *active; /* indices of the sequences that have not ended, ascending */
     int64_t active_count;
-    float *logits;     /* [count, vocabulary]; row i belongs to active[i] */
-    candidate *sorted; /* [vocabulary], of one sequence at a time */
+    bool *decodes;     /* [count]: the sequence takes part in the step of the batch */
+    float *logits;     /* [vocabulary], of one sequence at a time */
+    candidate *sorted; /* [vocabulary] */
 } writer;
 
 /* The order of candidates: higher logit first, then lower id. */
@@ -199,15 +205,16 @@ static bool lets_device_pick(const writer *w)
            !(w->model->decoder.final_cap > 0);
 }
 
-/* The argmax that the device has computed. Row b of its results belongs to sequence b. A non-finite
- * logit is an error; its value is fetched for the message. */
-static nbl_status greedy_id(const writer *w, const nbl__session *s, int64_t sequence, int32_t *id)
+/* The argmax of a row of results that the device has computed. A non-finite logit is an error; its
+ * value is fetched for the message. */
+static nbl_status greedy_id(const writer *w, const nbl__session *s, int64_t row, int64_t sequence,
+                            int32_t *id)
 {
     const int32_t *best = nbl__plan_data(&s->plan, s->build.best),
                   *non_finite = nbl__plan_data(&s->plan, s->build.non_finite);
-    *id = best[sequence];
-    if (non_finite[sequence] < 0) return NBL_OK;
-    int64_t index = sequence * w->model->decoder.vocabulary + non_finite[sequence];
+    *id = best[row];
+    if (non_finite[row] < 0) return NBL_OK;
+    int64_t index = row * w->model->decoder.vocabulary + non_finite[row];
     size_t size = nbl__size_of(w->model->dtype);
     void *logit;
     float value;
@@ -215,44 +222,52 @@ static nbl_status greedy_id(const writer *w, const nbl__session *s, int64_t sequ
         w->model->ctx, (uint8_t *)nbl__plan_address(&s->plan, s->build.logits) + (size_t)index * size, size,
         true, &logit));
     nbl__to_f32(nbl__isa(w->model->ctx), w->model->dtype, logit, &value, 1);
-    return refuse_non_finite(w, sequence, non_finite[sequence], value);
+    return refuse_non_finite(w, sequence, non_finite[row], value);
 }
 
-/* Samples the token of active[i] on the host, from row i of w->logits. */
-static nbl_status chosen(const writer *w, int64_t i, int32_t *id)
+/* Samples a token on the host, from a row of logits. */
+static nbl_status sampled_id(const writer *w, const nbl__session *s, int64_t row, int64_t sequence,
+                             int32_t *id)
 {
     int64_t vocabulary = w->model->decoder.vocabulary;
-    float cap = w->model->decoder.final_cap, *logits = w->logits + i * vocabulary;
+    size_t bytes = (size_t)vocabulary * nbl__size_of(w->model->dtype);
+    const uint8_t *from = (const uint8_t *)nbl__plan_data(&s->plan, s->build.logits) + (size_t)row * bytes;
+    float cap = w->model->decoder.final_cap, *logits = w->logits;
+    nbl__to_f32(nbl__isa(w->model->ctx), w->model->dtype, from, logits, vocabulary);
     int64_t non_finite = first_non_finite(logits, vocabulary);
-    if (non_finite < vocabulary) return refuse_non_finite(w, w->active[i], non_finite, logits[non_finite]);
+    if (non_finite < vocabulary) return refuse_non_finite(w, sequence, non_finite, logits[non_finite]);
     for (int64_t v = 0; cap > 0 && v < vocabulary; v++) logits[v] = cap * tanhf(logits[v] / cap);
-    *id = sample(w, w->active[i], logits);
+    *id = sample(w, sequence, logits);
     return NBL_OK;
 }
 
-/* Appends the next token to every active sequence. Removes those that ended: by an end token, by
- * the caller's callback or at max_tokens. An end token is not appended. */
-static nbl_status advance(writer *w, nbl__session *s)
+static bool has_ended(const writer *w, int64_t sequence)
+{
+    const nbl_generated *r = &w->results[sequence];
+    return r->stopped || r->ids.count == w->how->max_tokens;
+}
+
+/* Appends the next token to a sequence, from a row of the session's results. An end token and the
+ * caller's callback stop the sequence; an end token is not appended. */
+static nbl_status append(writer *w, nbl__session *s, int64_t row, int64_t sequence)
+{
+    nbl_generated *r = &w->results[sequence];
+    int32_t id = 0;
+    assert(!has_ended(w, sequence));
+    NBL_TRY(s->build.argmax ? greedy_id(w, s, row, sequence, &id) : sampled_id(w, s, row, sequence, &id));
+    r->stopped = is_end(w, id);
+    if (r->stopped) return NBL_OK;
+    r->ids.ids[r->ids.count++] = id;
+    if (w->how->token) r->stopped = w->how->token(w->how->user, sequence, id);
+    return NBL_OK;
+}
+
+static void drop_ended(writer *w)
 {
     int64_t staying = 0;
-    if (!s->build.argmax)
-        nbl__to_f32(nbl__isa(w->model->ctx), w->model->dtype, nbl__plan_data(&s->plan, s->build.logits),
-                    w->logits, w->active_count * w->model->decoder.vocabulary);
-    for (int64_t i = 0; i < w->active_count; i++) {
-        int64_t sequence = w->active[i];
-        nbl_generated *r = &w->results[sequence];
-        assert(staying <= i && !r->stopped && r->ids.count < w->how->max_tokens);
-        int32_t id = 0;
-        NBL_TRY(s->build.argmax ? greedy_id(w, s, sequence, &id) : chosen(w, i, &id));
-        r->stopped = is_end(w, id);
-        if (!r->stopped) {
-            r->ids.ids[r->ids.count++] = id;
-            if (w->how->token) r->stopped = w->how->token(w->how->user, sequence, id);
-        }
-        if (!r->stopped && r->ids.count < w->how->max_tokens) w->active[staying++] = sequence;
-    }
+    for (int64_t a = 0; a < w->active_count; a++)
+        if (!has_ended(w, w->active[a])) w->active[staying++] = w->active[a];
     w->active_count = staying;
-    return NBL_OK;
 }
 
 /* ---- steps ---- */
@@ -277,11 +292,37 @@ static nbl_status prefill(writer *w, nbl__session *s)
     w->active_count = w->count;
     NBL_TRY(nbl__session_resize(s));
     NBL_TRY(nbl__plan_run(&s->plan));
-    return advance(w, s);
+    for (int64_t i = 0; i < w->count; i++) NBL_TRY(append(w, s, i, i));
+    drop_ended(w);
+    return NBL_OK;
 }
 
-/* Runs one step. Attention reads the cache of sequence b for row b of the batch, so the batch keeps
- * all rows. A sequence that has ended computes its last token again. */
+/* A prefill of one sequence and its new tokens, instead of a step: its keys rotate anew. */
+static nbl_status restart(writer *w, nbl__session *s, int64_t sequence)
+{
+    const nbl_ids *prompt = &w->prompts[sequence], *made = &w->results[sequence].ids;
+    int64_t n = prompt->count + made->count;
+    int32_t *ids = nbl__session_input(s, s->build.ids, n),
+            *positions = nbl__session_input(s, s->build.positions, n);
+    int32_t *starts = nbl__session_input(s, s->build.cu_seqlens, 2),
+            *rows = nbl__session_input(s, s->build.rows, n);
+    assert(n == w->length[sequence] + 1 && n <= s->build.tokens && n <= s->build.cache_size);
+    for (int64_t t = 0; t < n; t++) {
+        ids[t] = t < prompt->count ? prompt->ids[t] : made->ids[t - prompt->count];
+        positions[t] = (int32_t)t;
+        rows[t] = (int32_t)(sequence * s->build.cache_size + t);
+    }
+    starts[0] = 0;
+    starts[1] = (int32_t)n;
+    *nbl__session_input(s, s->build.last, 1) = (int32_t)n - 1;
+    w->length[sequence] = n;
+    NBL_TRY(nbl__session_resize(s));
+    NBL_TRY(nbl__plan_run(&s->plan));
+    return append(w, s, 0, sequence);
+}
+
+/* Runs one step of the sequences that decode. Attention reads the cache of sequence b for row b of the
+ * batch, so the batch keeps all rows. Any other sequence computes its last token again. */
 static nbl_status decode(writer *w, nbl__session *s)
 {
     int64_t n = w->count;
@@ -291,9 +332,7 @@ static nbl_status decode(writer *w, nbl__session *s)
             *lengths = nbl__session_input(s, s->build.lengths, n);
     for (int64_t i = 0; i < n; i++) {
         const nbl_ids *made = &w->results[i].ids;
-        bool goes_on = false;
-        for (int64_t a = 0; a < w->active_count; a++) goes_on |= w->active[a] == i;
-        int64_t position = goes_on ? w->length[i]++ : w->length[i] - 1;
+        int64_t position = w->decodes[i] ? w->length[i]++ : w->length[i] - 1;
         assert(position >= 0 && position < s->build.cache_size);
         ids[i] = made->count ? made->ids[made->count - 1] : w->prompts[i].ids[w->prompts[i].count - 1];
         positions[i] = (int32_t)position;
@@ -302,30 +341,54 @@ static nbl_status decode(writer *w, nbl__session *s)
     }
     /* All steps have the planned sizes, so shapes need not be inferred again. */
     NBL_TRY(nbl__plan_run(&s->plan));
-    if (s->build.argmax) return advance(w, s);
-    /* Move the rows of active sequences together: advance reads row i for active[i]. */
-    size_t bytes = (size_t)w->model->decoder.vocabulary * nbl__size_of(w->model->dtype);
-    uint8_t *logits = nbl__plan_data(&s->plan, s->build.logits);
+    for (int64_t i = 0; i < n; i++)
+        if (w->decodes[i]) NBL_TRY(append(w, s, i, i));
+    return NBL_OK;
+}
+
+/* The next token of every active sequence. The results of a session do not outlive a run of the
+ * other. */
+static nbl_status step(writer *w, nbl__session *first, nbl__session *next)
+{
+    const nbl__decoder *d = &w->model->decoder;
+    bool any = false;
+    memset(w->decodes, 0, (size_t)w->count * sizeof *w->decodes);
+    for (int64_t a = 0; a < w->active_count; a++) {
+        int64_t sequence = w->active[a];
+        w->decodes[sequence] = !nbl__decoder_restarts(d, w->length[sequence]);
+        any |= w->decodes[sequence];
+    }
+    if (any) NBL_TRY(decode(w, next));
     for (int64_t a = 0; a < w->active_count; a++)
-        if (w->active[a] != a)
-            memmove(logits + (size_t)a * bytes, logits + (size_t)w->active[a] * bytes, bytes);
-    return advance(w, s);
+        if (!w->decodes[w->active[a]]) NBL_TRY(restart(w, first, w->active[a]));
+    drop_ended(w);
+    return NBL_OK;
+}
+
+int64_t nbl__prefill_tokens(const nbl_model *m, int64_t prompt, int64_t max_tokens)
+{
+    /* The last new token is not computed with. */
+    for (int64_t length = prompt + max_tokens - 1; length > prompt; length--)
+        if (nbl__decoder_restarts(&m->decoder, length - 1)) return length;
+    return prompt;
 }
 
 /* Runs prefill and all steps. The sessions of prefill and step share one memory: the step is
  * planned first, so that prefill can be opened with memory that is large enough for both. */
 static nbl_status write_all(writer *w, nbl__session *first, nbl__session *next)
 {
-    int64_t tokens = 0, longest = 0;
+    int64_t tokens = 0, longest = 0, restarted = 0;
     for (int64_t i = 0; i < w->count; i++) {
         tokens += w->prompts[i].count;
         longest = nbl__max_i64(longest, w->prompts[i].count);
+        restarted = nbl__max_i64(restarted,
+                                 nbl__prefill_tokens(w->model, w->prompts[i].count, w->how->max_tokens));
     }
     NBL_CHECK(w->model->ctx, w->count <= INT32_MAX / (longest + w->how->max_tokens), NBL_ERROR_ARGUMENT,
               "generate: %" PRId64 " sequences of up to %" PRId64 " tokens are too many at once", w->count,
               longest + w->how->max_tokens);
     nbl__session_options o = {.mode = NBL_MODE_PREFILL,
-                              .tokens = tokens,
+                              .tokens = nbl__max_i64(tokens, restarted),
                               .sequences = w->count,
                               .cache_size = longest + w->how->max_tokens,
                               .kv_dtype = w->model->dtype,
@@ -336,7 +399,7 @@ static nbl_status write_all(writer *w, nbl__session *first, nbl__session *next)
     NBL_TRY(prefill(w, first));
     if (w->active_count == 0) return NBL_OK;
     NBL_TRY(nbl__session_join(next, first));
-    while (w->active_count > 0) NBL_TRY(decode(w, next));
+    while (w->active_count > 0) NBL_TRY(step(w, first, next));
     return NBL_OK;
 }
 
@@ -354,7 +417,8 @@ nbl_status nbl__decode_plan(nbl_model *m, const nbl__session_options *prefill_op
 uint64_t nbl__generation_bytes(const nbl_model *m, int64_t count)
 {
     uint64_t vocabulary = (uint64_t)m->decoder.vocabulary, sequences = (uint64_t)count;
-    return sequences * (vocabulary * sizeof(float) + 2 * sizeof(int64_t)) + vocabulary * sizeof(candidate);
+    return vocabulary * (sizeof(float) + sizeof(candidate)) +
+           sequences * (2 * sizeof(int64_t) + sizeof(bool));
 }
 
 nbl_status nbl_model_generate(nbl_model *m, const nbl_ids *prompts, int64_t count,
@@ -381,11 +445,13 @@ nbl_status nbl_model_generate(nbl_model *m, const nbl_ids *prompts, int64_t coun
     writer w = {.model = m, .how = &options, .prompts = prompts, .count = count, .results = results};
     w.length = nbl__arena_alloc(&arena, (size_t)count * sizeof *w.length);
     w.active = nbl__arena_alloc(&arena, (size_t)count * sizeof *w.active);
-    w.logits = nbl__arena_alloc(&arena, (size_t)(count * m->decoder.vocabulary) * sizeof *w.logits);
+    w.decodes = nbl__arena_alloc(&arena, (size_t)count * sizeof *w.decodes);
+    w.logits = nbl__arena_alloc(&arena, (size_t)m->decoder.vocabulary * sizeof *w.logits);
     w.sorted = nbl__arena_alloc(&arena, (size_t)m->decoder.vocabulary * sizeof *w.sorted);
     nbl__session first = {0}, next = {0};
-    nbl_status status = w.length && w.active && w.logits && w.sorted ? write_all(&w, &first, &next)
-                                                                     : NBL_ERROR_MEMORY;
+    nbl_status status = w.length && w.active && w.decodes && w.logits && w.sorted
+                            ? write_all(&w, &first, &next)
+                            : NBL_ERROR_MEMORY;
     if (next.model) nbl__session_close(&next);
     if (first.model) nbl__session_close(&first);
     nbl__arena_free(&arena);

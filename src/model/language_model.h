@@ -180,6 +180,9 @@ nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t 
 
 /* Plans the session that generates one token per sequence, with the cache of the given prefill. */
 nbl_status nbl__decode_plan(nbl_model *m, const nbl__session_options *prefill, nbl__session *decode);
+/* The most tokens of one sequence that a prefill computes: those of the prompt, or more where the rope
+ * makes generation start again (nbl__decoder_restarts). */
+int64_t nbl__prefill_tokens(const nbl_model *m, int64_t prompt, int64_t max_tokens);
 /* Host bytes that sampling takes for `count` sequences, in addition to the plans. */
 uint64_t nbl__generation_bytes(const nbl_model *m, int64_t count);
 

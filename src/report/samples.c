@@ -108,7 +108,7 @@ static nbl_status generation_bytes(nbl_model *m, int64_t prompt, uint64_t *bytes
 {
     nbl__session first = {0}, next = {0};
     nbl__session_options o = {.mode = NBL_MODE_PREFILL,
-                              .tokens = prompt,
+                              .tokens = nbl__prefill_tokens(m, prompt, NBL_SAMPLE_TOKENS),
                               .sequences = 1,
                               .cache_size = prompt + NBL_SAMPLE_TOKENS,
                               .kv_dtype = m->dtype};

@@ -68,6 +68,8 @@ static void a_node_is_shown_with_its_layer_once(void **state)
 static nbl__weight_role role_by_name(const char *name)
 {
     if (nbl__ends_with(name, ".bias")) return NBL_WEIGHT_BIAS;
+    if (strstr(name, "conv1d") || strstr(name, "A_log") || strstr(name, "dt_bias"))
+        return NBL_WEIGHT_RECURRENT;
     if (strstr(name, "norm.")) return NBL_WEIGHT_NORM;
     if (strstr(name, "embed_tokens")) return NBL_WEIGHT_EMBEDDING;
     return strstr(name, "lm_head") ? NBL_WEIGHT_HEAD : NBL_WEIGHT_LINEAR;
@@ -85,7 +87,7 @@ static void every_weight_gets_its_role_and_load_converts_linear_layers_alone(voi
         nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = NBL_COMPUTE_F32,
                                      .load = NBL_FORMAT_NF4, .adapter = tiny.adapter};
         assert_ok(ctx, nbl_model_open(ctx, tiny.model, &options, &model));
-        int linear = 0, layers = 2 * (tiny_architectures[i].fused ? 4 : 7);
+        int linear = 0, layers = tiny_linear_layers(i);
         for (int64_t k = 0; k < model->weight_count; k++) {
             const struct nbl__weight_entry *it = &model->weights[k];
             assert_int_equal(it->role, role_by_name(it->name));

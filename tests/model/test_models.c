@@ -229,6 +229,7 @@ GOLDEN(gemma2_is_as_transformers_has_it, "gemma2", "bf16", "lora", NULL)
 GOLDEN(gemma3_with_two_ropes_is_as_transformers_has_it, "gemma3", "bf16", "dora", NULL)
 GOLDEN(the_text_model_of_gemma3_with_vision_is_as_transformers_has_it, "gemma3-vision", "bf16", "lora", NULL)
 GOLDEN(phi3_with_a_window_is_as_transformers_has_it, "phi3", "bf16", "lora", "dora")
+GOLDEN(qwen3_5_with_states_is_as_transformers_has_it, "qwen3_5", "bf16", "lora", "dora")
 GOLDEN(linear_rope_is_as_transformers_has_it, "rope-linear", "bf16", NULL, NULL)
 GOLDEN(llama3_rope_is_as_transformers_has_it, "rope-llama3", "bf16", NULL, NULL)
 GOLDEN(yarn_is_as_transformers_has_it, "rope-yarn", "bf16", NULL, NULL)
@@ -322,8 +323,14 @@ static void hostile_configs_are_refused_by_the_name_of_the_key(void **state)
         {"model_type", "\"mamba\"", NBL_ERROR_UNSUPPORTED, "model_type \"mamba\" is not known"},
         {"rope_theta", "0", NBL_ERROR_FORMAT, "theta"},
         {"rope_theta", "-Infinity", NBL_ERROR_FORMAT, "rope_theta"},
-        {"rope_type", "\"dynamic\"", NBL_ERROR_UNSUPPORTED, "rope_type \"dynamic\" is not"},
-        {"rope_type", "\"longrope\"", NBL_ERROR_UNSUPPORTED, "rope_type \"longrope\" is not"},
+        {"rope_type", "\"dynamic\"", NBL_ERROR_FORMAT, "factor"},
+        {"rope_type", "\"longrope\"", NBL_ERROR_FORMAT, "short_factor has 0 numbers"},
+        {"rope_type", "\"longrope\", \"short_factor\": [1, 2], \"long_factor\": [1, 2, 3]", NBL_ERROR_FORMAT,
+         "long_factor has 3 numbers"},
+        {"rope_type", "\"axial\"", NBL_ERROR_UNSUPPORTED, "rope_type \"axial\" is not"},
+        {"rope_type", "\"default\", \"llama_4_scaling_beta\": 0.1", NBL_ERROR_UNSUPPORTED,
+         "llama_4_scaling_beta"},
+        {"partial_rotary_factor", "0.5", NBL_ERROR_UNSUPPORTED, "partial_rotary_factor 0.5"},
         {"rope_type", "\"llama3\"", NBL_ERROR_FORMAT, "factor"},
         {"rope_scaling_of_mine", "3", NBL_ERROR_UNSUPPORTED,
          "the key rope_scaling_of_mine is not understood"},
@@ -335,13 +342,14 @@ static void what_phi3_has_not_is_refused_by_the_name_of_the_key(void **state)
 {
     (void)state;
     static const bent cases[] = {
-        {"rope_type", "\"longrope\"", NBL_ERROR_UNSUPPORTED, "rope_type \"longrope\" is not"},
-        {"rope_type", "\"su\"", NBL_ERROR_UNSUPPORTED, "rope_type \"su\" is not"},
-        /* transformers takes it for longrope */
-        {"rope_type", "\"yarn\"", NBL_ERROR_UNSUPPORTED, "rope_type"},
+        {"rope_type", "\"longrope\"", NBL_ERROR_FORMAT, "short_factor"},
+        {"rope_type", "\"su\"", NBL_ERROR_FORMAT, "short_factor"},
+        {"rope_type", "\"yarn\"", NBL_ERROR_FORMAT, "short_factor"}, /* transformers takes it for longrope */
         {"rope_type", "\"linear\", \"factor\": 2", NBL_ERROR_UNSUPPORTED, "rope_type"},
         {"rope_local_base_freq", "500", NBL_ERROR_UNSUPPORTED, "rope_local_base_freq"},
-        {"partial_rotary_factor", "0.75", NBL_ERROR_UNSUPPORTED, "partial_rotary_factor 0.75"},
+        {"partial_rotary_factor", "0.75", NBL_ERROR_UNSUPPORTED, "partial_rotary_factor 0.75"}, /* 3 of 4 */
+        {"partial_rotary_factor", "0.1", NBL_ERROR_UNSUPPORTED, "partial_rotary_factor 0.1"},
+        {"partial_rotary_factor", "1.5", NBL_ERROR_UNSUPPORTED, "partial_rotary_factor 1.5"},
         {"resid_pdrop", "0.1", NBL_ERROR_UNSUPPORTED, "resid_pdrop is 0.1"},
         {"embd_pdrop", "0.1", NBL_ERROR_UNSUPPORTED, "embd_pdrop is 0.1"},
         {"layer_types", "[\"full_attention\"]", NBL_ERROR_UNSUPPORTED, "layer_types"},
@@ -389,6 +397,7 @@ int main(void)
         cmocka_unit_test(gemma3_with_two_ropes_is_as_transformers_has_it),
         cmocka_unit_test(the_text_model_of_gemma3_with_vision_is_as_transformers_has_it),
         cmocka_unit_test(phi3_with_a_window_is_as_transformers_has_it),
+        cmocka_unit_test(qwen3_5_with_states_is_as_transformers_has_it),
         cmocka_unit_test(linear_rope_is_as_transformers_has_it),
         cmocka_unit_test(llama3_rope_is_as_transformers_has_it),
         cmocka_unit_test(yarn_is_as_transformers_has_it),

@@ -26,7 +26,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3Config, Gemma3TextConfig, LlamaConfig, MistralConfig,
-                          Phi3Config, Qwen2Config, Qwen3Config)
+                          Phi3Config, Qwen2Config, Qwen3Config, Qwen3_5TextConfig)
 
 TARGET = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "data/models")
 HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -52,6 +52,8 @@ def gemma(**more):
     return {**SIZES, **dict(head_dim=8, query_pre_attn_scalar=7, sliding_window=4, layer_types=LAYERS), **more}
 
 
+HYBRID = dict(head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=6, linear_conv_kernel_dim=3,
+              layer_types=["linear_attention", "full_attention"], rope_parameters=rope(partial_rotary_factor=.25))
 YARN = dict(factor=4.0, original_max_position_embeddings=16)
 # name: (config, storage, adapters)
 CASES = {
@@ -63,6 +65,7 @@ CASES = {
     "gemma3": (Gemma3TextConfig(**gemma(), rope_parameters={"full_attention": rope("linear", 1e5, factor=8.0), "sliding_attention": rope()}), "bf16", ["dora"]),
     "gemma3-vision": (Gemma3Config(text_config=gemma(), vision_config=VISION, mm_tokens_per_image=4), "bf16", ["lora"]),
     "phi3": (Phi3Config(**SIZES, sliding_window=4, rope_parameters=rope(theta=300.0)), "bf16", ["lora", "dora"]),
+    "qwen3_5": (Qwen3_5TextConfig(**SIZES, **HYBRID, tie_word_embeddings=True, attention_bias=True), "bf16", ["lora", "dora"]),
     "rope-linear": (llama(rope_parameters=rope("linear", factor=2.0)), "bf16", []),
     "rope-llama3": (llama(rope_parameters=rope("llama3", 1000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)), "bf16", []),
     "rope-yarn": (llama(rope_parameters=rope("yarn", 100.0, **YARN)), "bf16", []),
@@ -78,11 +81,14 @@ CASES = {
 
 def loud(model, noise):
     """Redraws every weight; 0.02 as a library draws them would hide mistakes."""
+    zero_centred = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))
     is_gemma, hidden = model.config.model_type.startswith("gemma"), model.config.get_text_config().hidden_size
     with torch.no_grad():
         for name, p in model.named_parameters():
             z = torch.randn(p.shape, generator=noise)
-            if "norm" in name: p.copy_((0.0 if is_gemma else 1.0) + .25 * z + (2.0 if is_gemma and name.startswith(("model.norm", "model.language_model.norm")) else 0.0))
+            if "norm" in name: p.copy_((0.0 if is_gemma or zero_centred and "linear_attn" not in name else 1.0) + .25 * z + (2.0 if is_gemma and name.startswith(("model.norm", "model.language_model.norm")) else 0.0))
+            elif name.endswith("A_log"): p.copy_(torch.rand(p.shape, generator=noise) * 4.5 - 3.5)
+            elif "conv1d" in name: p.copy_(.6 * z)
             elif name.endswith("bias"): p.copy_(.3 * z)
             elif "embed" in name: p.copy_(z * (.7 / math.sqrt(hidden) if is_gemma else .6))
             elif "vision_tower" in name or "projector" in name: p.copy_(z)

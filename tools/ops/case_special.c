@@ -377,7 +377,19 @@ bool *case_accumulate(const nbl__family *family, void *arguments)
     return NULL;
 }
 
-/* Sets the scaling of a rope case. The numbers are those of published models. */
+/* longrope's factors for 32 pairs, those of `longer` or shorter sequences. */
+static const nbl__json *factors_of(bool longer)
+{
+    static nbl__json items[2][32], lists[2];
+    nbl__json *list = &lists[longer];
+    *list = (nbl__json){.type = NBL_JSON_ARRAY, .count = 32, .items = items[longer]};
+    for (int i = 0; i < 32; i++)
+        items[longer][i] = (nbl__json){.type = NBL_JSON_REAL, .real = longer ? 1.5 + 2.5 * i : 1 + 0.1 * i};
+    return list;
+}
+
+/* Sets the scaling of a rope case. The numbers are those of published models, but for the length 64
+ * up to which sequences of dynamic and longrope are short. */
 bool case_set_rope(const nbl__family *family, const char *kind, void *arguments)
 {
     nbl__rope *rope = family == &nbl__rope_family         ? &((nbl__rope_apply *)arguments)->rope
@@ -397,6 +409,24 @@ bool case_set_rope(const nbl__family *family, const char *kind, void *arguments)
         rope->kind = NBL_ROPE_YARN;
         rope->factor = 4;
         rope->original_max_position_embeddings = 4096;
+    } else if (strcmp(kind, "dynamic") == 0) {
+        rope->kind = NBL_ROPE_DYNAMIC;
+        rope->factor = 4;
+        rope->max_position_embeddings = 64;
+    } else if (strcmp(kind, "longrope") == 0) { /* of 64 dimensions */
+        rope->kind = NBL_ROPE_LONGROPE;
+        rope->original_max_position_embeddings = 64;
+        rope->factor = 32;
+        rope->short_factor = factors_of(false);
+        rope->long_factor = factors_of(true);
+    } else if (strcmp(kind, "proportional") == 0) {
+        rope->kind = NBL_ROPE_PROPORTIONAL;
+        rope->partial_rotary_factor = 0.25;
+    } else if (strcmp(kind, "query") == 0) { /* Llama 4's layers without rope */
+        rope->kind = NBL_ROPE_NONE;
+        rope->query_beta = 0.1;
+        rope->query_length = 16;
+        rope->query_shift = 1;
     } else return strcmp(kind, "default") == 0;
     return true;
 }

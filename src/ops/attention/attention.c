@@ -18,12 +18,16 @@ double nbl__attention_scale(float scale, int64_t head_size)
 /* ---- what both families share ---- */
 
 /* Ranges of the attributes. */
-static nbl_status check_numbers(nbl_context *ctx, const char *op, float scale, float softcap, int64_t window)
+static nbl_status check_numbers(nbl_context *ctx, const char *op, float scale, float softcap,
+                                nbl__attention_mask mask)
 {
     NBL_CHECK(ctx, isfinite(scale), NBL_ERROR_ARGUMENT, "%s: scale %g is not finite", op, (double)scale);
     NBL_CHECK(ctx, isfinite(softcap) && softcap >= 0, NBL_ERROR_ARGUMENT,
               "%s: softcap %g is not 0 or a positive number", op, (double)softcap);
-    NBL_CHECK(ctx, window >= 0, NBL_ERROR_ARGUMENT, "%s: window %" PRId64 " is negative", op, window);
+    NBL_CHECK(ctx, mask.window >= 0, NBL_ERROR_ARGUMENT, "%s: window %" PRId64 " is negative", op,
+              mask.window);
+    NBL_CHECK(ctx, mask.chunk >= 0, NBL_ERROR_ARGUMENT, "%s: chunk %" PRId64 " is negative", op, mask.chunk);
+    NBL_CHECK(ctx, mask.chunk == 0 || mask.causal, NBL_ERROR_ARGUMENT, "%s: chunk without causal", op);
     return NBL_OK;
 }
 
@@ -80,7 +84,7 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__atte
     NBL_TRY(check_heads(ctx, op, &a->q, &a->k, key_heads));
     NBL_TRY(nbl__check_cu_seqlens(ctx, op, &a->cu_seqlens));
     NBL_TRY(check_sinks(ctx, op, &a->sinks, a->q.shape[1]));
-    return check_numbers(ctx, op, a->scale, a->softcap, a->window);
+    return check_numbers(ctx, op, a->scale, a->softcap, NBL_MASK_OF(a));
 }
 
 static nbl_status infer_forward(nbl_context *ctx, void *arguments)
@@ -119,7 +123,7 @@ static double pairs(const nbl__attention *a)
     int64_t length = nbl__ceil_div(tokens, sequences);
     double sum = 0;
     for (int64_t i = 0; i < length; i++) {
-        nbl__span span = nbl__attention_span(a->causal, a->window, i, length);
+        nbl__span span = nbl__attention_span(NBL_MASK_OF(a), i, length);
         sum += (double)(span.end - span.first);
     }
     return sum * (double)tokens / (double)nbl__max_i64(1, length);
@@ -155,6 +159,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__attention, scale, "scale", FLOAT, 0),
     NBL_ATTR(nbl__attention, causal, "causal", FLAG, 1),
     NBL_ATTR(nbl__attention, window, "window", INT, 0),
+    NBL_ATTR(nbl__attention, chunk, "chunk", INT, 0),
     NBL_ATTR(nbl__attention, softcap, "softcap", FLOAT, 0),
     {0},
 };
@@ -208,7 +213,7 @@ static nbl_status infer_decode(nbl_context *ctx, void *arguments)
     NBL_TRY(check_sinks(ctx, op, &a->sinks, a->q.shape[1]));
     NBL_CHECK(ctx, a->causal, NBL_ERROR_ARGUMENT,
               "%s: causal is false, but a query at the end of its sequence is causal", op);
-    NBL_TRY(check_numbers(ctx, op, a->scale, a->softcap, a->window));
+    NBL_TRY(check_numbers(ctx, op, a->scale, a->softcap, NBL_MASK_OF(a)));
     nbl__output_like(&a->out, &a->q, a->q.shape[2], a->dtype);
     return NBL_OK;
 }
@@ -220,6 +225,7 @@ static double decode_flops(const void *arguments, bool backward)
     int64_t length = a->k.shape[1];
     (void)backward;
     if (a->window > 0) length = nbl__min_i64(length, a->window);
+    if (a->chunk > 0) length = nbl__min_i64(length, a->chunk);
     return (double)(a->q.shape[0] * a->q.shape[1] * length) * (4 * (double)a->q.shape[2] + 4);
 }
 
@@ -237,6 +243,7 @@ static const nbl__attr decode_attrs[] = {
     NBL_ATTR(nbl__attention_decode, scale, "scale", FLOAT, 0),
     NBL_ATTR(nbl__attention_decode, causal, "causal", FLAG, 1),
     NBL_ATTR(nbl__attention_decode, window, "window", INT, 0),
+    NBL_ATTR(nbl__attention_decode, chunk, "chunk", INT, 0),
     NBL_ATTR(nbl__attention_decode, softcap, "softcap", FLOAT, 0),
     {0},
 };

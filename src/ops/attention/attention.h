@@ -8,6 +8,7 @@
  * j runs over the keys of i's own sequence that i may see:
  *
  *   causal      j <= i, and with a window i - j < window
+ *   causal      with chunks also ⌊i / chunk⌋ = ⌊j / chunk⌋; positions count from the sequence's start
  *   otherwise   every j, and with a window |i - j| <= window (Hugging Face's bidirectional mask)
  *
  * Heads: query head h uses key head h / (Hq / Hkv). A sink is one more logit per
@@ -30,6 +31,7 @@ typedef struct nbl__attention {
     float scale;           /* 0: 1 / sqrt(D) */
     bool causal;
     int64_t window; /* 0: none */
+    int64_t chunk;  /* 0: none; else causal */
     float softcap;  /* 0: none */
     nbl_tensor out; /* [T, Hq, D] */
     nbl_tensor lse; /* f32 [T, Hq]; read by backward, as is `out`; not written without memory */
@@ -49,7 +51,7 @@ typedef struct nbl__attention_decode {
     nbl_tensor sinks;
     float scale;
     bool causal; /* must be true */
-    int64_t window;
+    int64_t window, chunk;
     float softcap;
     nbl_tensor out;
 } nbl__attention_decode;
@@ -69,7 +71,7 @@ typedef struct nbl__attention_step {
     nbl_tensor lengths; /* i32 [B], 1 … S: including the new token */
     nbl_tensor sinks;
     float scale;
-    int64_t window;
+    int64_t window, chunk;
     float softcap;
     nbl_tensor out;
 } nbl__attention_step;
@@ -94,15 +96,24 @@ static inline int64_t nbl__head_offset(const nbl_tensor *t, int64_t token, int64
     return token * stride + head * t->shape[2];
 }
 
+/* Which keys a query sees, beside those of other sequences. */
+typedef struct nbl__attention_mask {
+    bool causal;
+    int64_t window, chunk; /* 0: none */
+} nbl__attention_mask;
+
 /* The keys [first, end) that query i of a sequence of n sees. */
 typedef struct nbl__span {
     int64_t first, end;
 } nbl__span;
-static inline nbl__span nbl__attention_span(bool causal, int64_t window, int64_t i, int64_t n)
+static inline nbl__span nbl__attention_span(nbl__attention_mask mask, int64_t i, int64_t n)
 {
-    if (causal) return (nbl__span){window > 0 && i >= window ? i - window + 1 : 0, i + 1};
+    int64_t window = mask.window, first = mask.chunk > 0 ? i - i % mask.chunk : 0;
+    if (mask.causal)
+        return (nbl__span){window > 0 && i >= window ? nbl__max_i64(first, i - window + 1) : first, i + 1};
     if (window <= 0) return (nbl__span){0, n};
     return (nbl__span){i > window ? i - window : 0, n - i - 1 > window ? i + window + 1 : n};
 }
+#define NBL_MASK_OF(a) ((nbl__attention_mask){(a)->causal, (a)->window, (a)->chunk})
 
 #endif

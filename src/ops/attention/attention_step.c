@@ -17,6 +17,7 @@ nbl__attention_decode nbl__attention_of_step(const nbl__attention_step *a, const
                                    .scale = a->scale,
                                    .causal = true,
                                    .window = a->window,
+                                   .chunk = a->chunk,
                                    .softcap = a->softcap,
                                    .out = a->out};
 }
@@ -140,6 +141,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__attention_step, dtype, "dtype", DTYPE, 0),
     NBL_ATTR(nbl__attention_step, scale, "scale", FLOAT, 0),
     NBL_ATTR(nbl__attention_step, window, "window", INT, 0),
+    NBL_ATTR(nbl__attention_step, chunk, "chunk", INT, 0),
     NBL_ATTR(nbl__attention_step, softcap, "softcap", FLOAT, 0),
     {0},
 };

@@ -3,9 +3,10 @@
  * are no attribute (scaling) come from the model's configuration. */
 #include "ops/rope/rope.h"
 
+#include "ops/common/sequences.h"
 #include "ops/families.h"
 
-/* rotary_dim is even, because it is halves, and fits into a head. */
+/* rotary_dim is even, because it is pairs, and fits into a head. */
 static nbl_status check_dim(nbl_context *ctx, const char *op, int64_t dim, int64_t max)
 {
     NBL_CHECK(ctx, dim >= 2 && dim % 2 == 0 && dim <= max, NBL_ERROR_SHAPE,
@@ -22,7 +23,9 @@ static nbl_status infer_table(nbl_context *ctx, void *arguments)
     const char *op = "rope_table";
     NBL_TRY(nbl__rope_check(ctx, op, &a->rope));
     NBL_TRY(check_dim(ctx, op, a->rope.rotary_dim, INT32_MAX));
+    NBL_TRY(nbl__rope_check_dim(ctx, op, &a->rope, a->rope.rotary_dim));
     NBL_TRY(nbl__check_dtype(ctx, op, "positions", &a->positions, NBL_DTYPE_I32));
+    if (nbl__has_data(&a->cu_seqlens)) NBL_TRY(nbl__check_cu_seqlens(ctx, op, &a->cu_seqlens));
     int64_t tokens = nbl__tensor_elements(&a->positions);
     nbl__output_vector(&a->cos, NBL_DTYPE_F32, 2, tokens, a->rope.rotary_dim / 2);
     nbl__output_vector(&a->sin, NBL_DTYPE_F32, 2, tokens, a->rope.rotary_dim / 2);
@@ -31,6 +34,7 @@ static nbl_status infer_table(nbl_context *ctx, void *arguments)
 
 static const nbl__slot table_slots[] = {
     NBL_SLOT(nbl__rope_table, positions, "positions", INPUT, NULL),
+    NBL_SLOT(nbl__rope_table, cu_seqlens, "cu_seqlens", OPTIONAL, NULL),
     NBL_SLOT(nbl__rope_table, cos, "cos", OUTPUT, NULL),
     NBL_SLOT(nbl__rope_table, sin, "sin", OUTPUT, NULL),
     {0},
@@ -71,6 +75,8 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__rope
     NBL_CHECK(ctx, nbl__has_data(&a->positions), NBL_ERROR_ARGUMENT, "%s: neither positions nor cos and sin",
               op);
     NBL_TRY(nbl__rope_check(ctx, op, &a->rope));
+    NBL_CHECK(ctx, !nbl__rope_has_lengths(&a->rope), NBL_ERROR_ARGUMENT,
+              "%s: this scaling depends on the sequences' lengths; make cos and sin with rope_table", op);
     NBL_TRY(nbl__check_dtype(ctx, op, "positions", &a->positions, NBL_DTYPE_I32));
     NBL_CHECK(ctx, nbl__tensor_elements(&a->positions) == tokens, NBL_ERROR_SHAPE,
               "%s: positions is %s, one for each of the %" PRId64 " tokens of x %s was expected", op,
@@ -112,6 +118,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__rope_apply, rope.theta, "theta", FLOAT, 10000),
     NBL_ATTR(nbl__rope_apply, rope.rotary_dim, "rotary_dim", INT, 0),
     NBL_ATTR(nbl__rope_apply, rope.max_position_embeddings, "max_position_embeddings", INT, 0),
+    NBL_ATTR(nbl__rope_apply, rope.interleaved, "interleaved", FLAG, 0),
     {0},
 };
 #define FORWARD_ROWS(X) NBL_X86(X(rope_avx512)) NBL_X86(X(rope_avx2)) X(rope_ref)

@@ -24,37 +24,106 @@ enum { MAX_FREQUENCIES = 512, MAX_HALF = 4096, THREADS = 256 };
 /* The frequencies of `half` pairs; passed by value in the parameters of a kernel. */
 struct frequencies {
     int half;
-    float scaling, at[MAX_FREQUENCIES];
+    float scaling;
+    float query_beta, query_length, query_shift; /* nbl__rope_query_scale(); beta 0: none */
+    /* Sequences longer than `border` have the frequencies from at[half] on (longrope), or those of a
+     * theta that grows by factor · length / border - (factor - 1) to a power (dynamic: power > 0). */
+    int border; /* INT_MAX: none are longer */
+    double theta, factor, power;
+    float at[MAX_FREQUENCIES];
 };
+
+double query_length_of(const nbl__rope *rope)
+{
+    if (rope->query_length != 0) return rope->query_length;
+    return rope->original_max_position_embeddings != 0 ? rope->original_max_position_embeddings
+                                                       : static_cast<double>(rope->max_position_embeddings);
+}
 
 frequencies frequencies_of(const nbl__rope *rope, int64_t half)
 {
     frequencies f = {};
     f.half = static_cast<int>(half);
-    nbl__rope_frequencies(rope, 2 * half, f.at, &f.scaling);
+    f.query_beta = static_cast<float>(rope->query_beta);
+    f.query_length = static_cast<float>(query_length_of(rope));
+    f.query_shift = static_cast<float>(rope->query_shift);
+    f.border = INT_MAX;
+    nbl__rope_frequencies(rope, 2 * half, 0, f.at, &f.scaling);
+    if (rope->kind == NBL_ROPE_LONGROPE) {
+        /* query_length_of is the original length */
+        nbl__rope base = *rope;
+        base.query_length = 0;
+        f.border = static_cast<int>(fmin(query_length_of(&base), INT_MAX));
+        nbl__rope_frequencies(rope, 2 * half, INT_MAX, f.at + half, &f.scaling);
+    }
+    if (rope->kind == NBL_ROPE_DYNAMIC) {
+        f.border = static_cast<int>(rope->max_position_embeddings < INT_MAX ? rope->max_position_embeddings
+                                                                            : INT_MAX);
+        f.theta = rope->rope_theta != 0 ? rope->rope_theta : rope->theta;
+        f.factor = rope->factor;
+        f.power = static_cast<double>(half) / static_cast<double>(half - 1);
+    }
     return f;
+}
+
+/* Frequency i of a token whose sequence has this length. The roundings are those of
+ * nbl__rope_frequencies(). */
+__device__ inline float frequency_of(const frequencies &f, int i, int length)
+{
+    if (length <= f.border) return f.at[i];
+    if (!(f.power > 0)) return f.at[f.half + i];
+    double grown = f.factor * (static_cast<double>(length) / f.border) - (f.factor - 1);
+    float theta = static_cast<float>(f.theta * pow(grown, f.power));
+    float exponent = static_cast<float>(2 * i) / static_cast<float>(2 * f.half);
+    return 1 / static_cast<float>(pow(static_cast<double>(theta), static_cast<double>(exponent)));
 }
 
 /* cos and sin of position · frequency, times the scaling. The f64 product is exact up to position
  * 2^29. */
-__device__ inline void rotate_of(const frequencies &f, int position, int i, float *cosine, float *sine)
+__device__ inline void rotate_of(const frequencies &f, int position, int i, int length, float *cosine,
+                                 float *sine)
 {
-    double s, c, angle = static_cast<double>(position) * static_cast<double>(f.at[i]);
+    double s, c, angle = static_cast<double>(position) * static_cast<double>(frequency_of(f, i, length));
+    double scaling = f.scaling;
+    if (f.query_beta != 0) {
+        double steps = floor((static_cast<double>(position) + static_cast<double>(f.query_shift)) /
+                             static_cast<double>(f.query_length));
+        scaling *= 1 + static_cast<double>(f.query_beta) * log1p(steps);
+    }
     sincos(angle, &s, &c);
-    *cosine = static_cast<float>(c * static_cast<double>(f.scaling));
-    *sine = static_cast<float>(s * static_cast<double>(f.scaling));
+    *cosine = static_cast<float>(c * scaling);
+    *sine = static_cast<float>(s * scaling);
+}
+
+/* The length of the sequence of token t: 1 + the position of its last token. Without cu_seqlens each
+ * token is the last. The binary search ends within the arrays whatever cu_seqlens holds. */
+__device__ inline int length_of(const int32_t *positions, int tokens, const int32_t *at, int sequences, int t)
+{
+    int last = t;
+    if (at) {
+        int low = 0, high = sequences; /* at[low] <= t < at[high] */
+        while (high - low > 1) {
+            int middle = low + (high - low) / 2;
+            if (at[middle] <= t) low = middle;
+            else high = middle;
+        }
+        last = min(max(at[high] - 1, t), tokens - 1);
+    }
+    return positions[last] + 1;
 }
 
 /* cosines[t, i] and sines[t, i] of all tokens, [tokens, half]: one pair per thread. Limit: sincos
- * in f64. */
+ * in f64. Sequences: [0, sequences] of cu_seqlens, or NULL. */
 __global__ void __launch_bounds__(THREADS)
     table_kernel(const __grid_constant__ frequencies f, const int32_t *positions, int64_t count,
-                 float *cosines, float *sines)
+                 const int32_t *cu_seqlens, int sequences, float *cosines, float *sines)
 {
     int64_t at = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
     float c, s;
     if (at >= count) return;
-    rotate_of(f, positions[at / f.half], static_cast<int>(at % f.half), &c, &s);
+    int t = static_cast<int>(at / f.half), tokens = static_cast<int>(count / f.half);
+    int length = f.border == INT_MAX ? 0 : length_of(positions, tokens, cu_seqlens, sequences, t);
+    rotate_of(f, positions[t], static_cast<int>(at % f.half), length, &c, &s);
     if (cosines) cosines[at] = c;
     if (sines) sines[at] = s;
 }
@@ -66,6 +135,8 @@ nbl_status run_table(const nbl__call *call, const void *arguments)
     if (count == 0) return NBL_OK;
     table_kernel<<<static_cast<unsigned>(ceil_div(count, THREADS)), THREADS, 0, stream_of(call)>>>(
         frequencies_of(&a->rope, half), static_cast<const int32_t *>(a->positions.data), count,
+        static_cast<const int32_t *>(a->cu_seqlens.data),
+        nbl__has_data(&a->cu_seqlens) ? static_cast<int>(a->cu_seqlens.shape[0] - 1) : 0,
         static_cast<float *>(a->cos.data), static_cast<float *>(a->sin.data));
     return launched(call);
 }
@@ -74,7 +145,9 @@ const char *can_table(const nbl_context *ctx, const void *arguments)
 {
     (void)ctx;
     const nbl__rope_table *a = static_cast<const nbl__rope_table *>(arguments);
-    return a->rope.rotary_dim / 2 > MAX_FREQUENCIES ? "rotary_dim is above 1024" : nullptr;
+    int64_t lists = a->rope.kind == NBL_ROPE_LONGROPE ? 2 : 1;
+    if (nbl__tensor_elements(&a->positions) > INT32_MAX) return "more than 2^31 tokens";
+    return a->rope.rotary_dim / 2 * lists > MAX_FREQUENCIES ? "rotary_dim is too large" : nullptr;
 }
 
 /* ---- rope ---- */
@@ -86,7 +159,8 @@ struct rope_args {
     const float *cosines, *sines; /* [tokens, half]; NULL: computed from positions */
     const int32_t *positions;
     int heads, columns, half;
-    float sign; /* of the sines: 1 in forward, -1 in backward */
+    float sign;       /* of the sines: 1 in forward, -1 in backward */
+    bool interleaved; /* pairs are neighbours */
 };
 
 /* The same for tokens in wider rows. Strides are elements from one token to the next. */
@@ -99,7 +173,7 @@ __device__ inline void fill_angles(const rope_args &a, const frequencies *f, flo
 {
     int64_t token = blockIdx.x;
     for (int i = threadIdx.x; i < a.half; i += blockDim.x) {
-        if (f) rotate_of(*f, a.positions[token], i, &cosines[i], &sines[i]);
+        if (f) rotate_of(*f, a.positions[token], i, 0, &cosines[i], &sines[i]);
         else {
             cosines[i] = a.cosines[token * a.half + i];
             sines[i] = a.sines[token * a.half + i];
@@ -144,18 +218,47 @@ __device__ void rotate_heads(const rope_args &a, int64_t from_at, int64_t to_at,
     }
 }
 
+/* The same for pairs of neighbours. An item is a pair that rotates, or an element past those. */
+template <typename T>
+__device__ void rotate_pairs(const rope_args &a, int64_t from_at, int64_t to_at, const float *cosines,
+                             const float *sines)
+{
+    int work = a.columns - a.half;
+    const T *from = static_cast<const T *>(a.from) + from_at;
+    T *to = static_cast<T *>(a.to) + to_at;
+    for (int item = threadIdx.x; item < a.heads * work; item += blockDim.x) {
+        int i = item % work;
+        int64_t head = static_cast<int64_t>(item / work) * a.columns;
+        if (i >= a.half) {
+            to[head + a.half + i] = from[head + a.half + i];
+            continue;
+        }
+        float left = to_f32(from[head + 2 * i]), right = to_f32(from[head + 2 * i + 1]);
+        to[head + 2 * i] = from_f32<T>(left * cosines[i] - right * sines[i]);
+        to[head + 2 * i + 1] = from_f32<T>(right * cosines[i] + left * sines[i]);
+    }
+}
+
+template <typename T, int N>
+__device__ void rotate_at(const rope_args &a, int64_t from_at, int64_t to_at, const float *cosines,
+                          const float *sines)
+{
+    if (a.interleaved) rotate_pairs<T>(a, from_at, to_at, cosines, sines);
+    else rotate_heads<T, N>(a, from_at, to_at, cosines, sines);
+}
+
 template <typename T, int N>
 __device__ void rotate_token(const rope_args &a, const float *cosines, const float *sines)
 {
     int64_t first = static_cast<int64_t>(blockIdx.x) * a.heads * a.columns;
-    rotate_heads<T, N>(a, first, first, cosines, sines);
+    rotate_at<T, N>(a, first, first, cosines, sines);
 }
 
 template <typename T, int N>
 __device__ void rotate_row(const rope_rows_args &a, const float *cosines, const float *sines)
 {
     int64_t token = blockIdx.x;
-    rotate_heads<T, N>(a, token * a.from_stride, token * a.to_stride, cosines, sines);
+    rotate_at<T, N>(a, token * a.from_stride, token * a.to_stride, cosines, sines);
 }
 
 /* The four kernels: angles from the table or from positions, dense tokens or wider rows. A block
@@ -168,7 +271,8 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) rotate_b
 }
 
 template <typename T, int N>
-__global__ void __launch_bounds__(THREADS) rotate_by_position(rope_args a, const __grid_constant__ frequencies f)
+__global__ void __launch_bounds__(THREADS)
+    rotate_by_position(rope_args a, const __grid_constant__ frequencies f)
 {
     extern __shared__ __align__(16) float cos_sin[];
     fill_angles(a, &f, cos_sin, cos_sin + a.half);
@@ -220,14 +324,15 @@ nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_ten
     int64_t heads = a->x.shape[a->x.rank - 2], count = a->dtype == NBL_DTYPE_F32 ? 4 : 8;
     rope_rows_args t = {};
     static_cast<rope_args &>(t) = {from->data,
-                              to->data,
-                              static_cast<const float *>(a->cos.data),
-                              static_cast<const float *>(a->sin.data),
-                              static_cast<const int32_t *>(a->positions.data),
-                              static_cast<int>(heads),
-                              static_cast<int>(columns),
-                              static_cast<int>(half),
-                              sign};
+                                   to->data,
+                                   static_cast<const float *>(a->cos.data),
+                                   static_cast<const float *>(a->sin.data),
+                                   static_cast<const int32_t *>(a->positions.data),
+                                   static_cast<int>(heads),
+                                   static_cast<int>(columns),
+                                   static_cast<int>(half),
+                                   sign,
+                                   a->rope.interleaved};
     t.from_stride = nbl__token_stride(from);
     t.to_stride = nbl__token_stride(to);
     bool strided = nbl__is_strided(from) || nbl__is_strided(to);

@@ -1,10 +1,12 @@
-/* rope.h - rotary position embedding, in the half-split layout of Hugging Face's
- * models ("rotate_half").
+/* rope.h - rotary position embedding. It rotates pairs (a, b) of a head's elements:
  *
  *   angle[t, i] = positions[t]·frequency[i],  i < rotary/2
- *   y[t, h, i]            = x[t, h, i]·cos - x[t, h, i + rotary/2]·sin
- *   y[t, h, i + rotary/2] = x[t, h, i + rotary/2]·cos + x[t, h, i]·sin
- *   y[t, h, rotary …]     = x[t, h, rotary …]
+ *   a, b = a·cos - b·sin, b·cos + a·sin
+ *
+ *   a, b = x[t, h, i], x[t, h, i + rotary/2]     halves: "rotate_half" of Hugging Face's models
+ *   a, b = x[t, h, 2·i], x[t, h, 2·i + 1]        interleaved (Llama 4, Cohere 2)
+ *
+ * The elements from `rotary` on stay as they are (a partial rotary factor).
  *
  * Accuracy: frequencies are f32, as transformers computes them. The angle is the
  * product of frequency and position in f64, exact up to position 2²⁹; cos and sin
@@ -14,7 +16,12 @@
  *
  * Two families: rope_table computes cos and sin once per step, f32 [tokens,
  * rotary/2]. rope reads them, or computes them from positions. y may overlap x
- * exactly, and dx may overlap dy. */
+ * exactly, and dx may overlap dy.
+ *
+ * Lengths: the frequencies of `dynamic` and `longrope` depend on the length of the
+ * token's sequence, that is 1 + the position of the sequence's last token. A table
+ * finds it through cu_seqlens. Without cu_seqlens each token is the last of a
+ * sequence, as in generation. */
 #ifndef NBL_ROPE_H
 #define NBL_ROPE_H
 
@@ -26,7 +33,14 @@ typedef enum nbl__rope_kind {
     NBL_ROPE_DEFAULT,
     NBL_ROPE_LINEAR, /* frequencies divided by factor */
     NBL_ROPE_LLAMA3, /* low frequencies divided by factor, high ones kept, a ramp between */
-    NBL_ROPE_YARN    /* the ramp is over the dimensions; cos and sin are scaled as well */
+    NBL_ROPE_YARN,   /* the ramp is over the dimensions; cos and sin are scaled as well */
+    /* theta grows with the sequence's length beyond max_position_embeddings (NTK) */
+    NBL_ROPE_DYNAMIC,
+    /* each frequency has a divisor: of one list up to the original length, of another beyond */
+    NBL_ROPE_LONGROPE,
+    /* the first part of the pairs rotates, with the frequencies of a whole head */
+    NBL_ROPE_PROPORTIONAL,
+    NBL_ROPE_NONE /* all angles are 0; of a table that only scales queries. No configuration has it */
 } nbl__rope_kind;
 
 /* What determines the frequencies. A field that is 0 was not given, and has
@@ -41,12 +55,18 @@ typedef struct nbl__rope {
     double partial_rotary_factor; /* 0: 1 */
     double factor;
     double low_freq_factor, high_freq_factor; /* llama3 */
-    double original_max_position_embeddings;  /* llama3, yarn; 0: max_position_embeddings */
+    double original_max_position_embeddings;  /* llama3, yarn, longrope; 0: max_position_embeddings */
     double beta_fast, beta_slow;              /* yarn; 0: 32 and 1 */
-    double attention_factor;                  /* yarn; valid if has_attention_factor */
+    double attention_factor;                  /* yarn, longrope; valid if has_attention_factor */
     double mscale, mscale_all_dim;            /* yarn; used only if both are given */
+    /* longrope: lists of rotary/2 numbers; borrowed from the configuration */
+    const nbl__json *short_factor, *long_factor;
+    /* Queries that are scaled by position: cos and sin are multiplied by
+     * 1 + beta·ln(1 + ⌊(position + shift) / length⌋). beta 0: they are not. */
+    double query_beta, query_length, query_shift;
     bool has_attention_factor;
     bool keep_fractions; /* yarn: "truncate" was false */
+    bool interleaved;    /* pairs are neighbours instead of halves */
 } nbl__rope;
 
 /* Reads config.json's object rope_scaling or rope_parameters. NULL or JSON null:
@@ -57,14 +77,32 @@ int64_t nbl__rope_dim(const nbl__rope *rope, int64_t head_dim);
 /* Parameters without frequencies are an error: a factor that is missing or not
  * positive. */
 nbl_status nbl__rope_check(nbl_context *ctx, const char *op, const nbl__rope *rope);
-/* Writes frequencies[dim / 2], and the factor of cos and sin. */
-void nbl__rope_frequencies(const nbl__rope *rope, int64_t dim, float *frequencies, float *attention_scaling);
+/* The same for what depends on the number of dimensions that rotate: longrope's lists. */
+nbl_status nbl__rope_check_dim(nbl_context *ctx, const char *op, const nbl__rope *rope, int64_t dim);
+/* True if the frequencies depend on the length of the sequence. */
+bool nbl__rope_has_lengths(const nbl__rope *rope);
+/* A length that stands for all that have the same frequencies as `length`. */
+int64_t nbl__rope_length_class(const nbl__rope *rope, int64_t length);
+/* Writes frequencies[dim / 2] of a sequence of this length, and the factor of cos and sin. */
+void nbl__rope_frequencies(const nbl__rope *rope, int64_t dim, int64_t length, float *frequencies,
+                           float *attention_scaling);
+/* The factor of cos and sin that depends on the position; 1 if queries are not scaled. */
+double nbl__rope_query_scale(const nbl__rope *rope, int64_t position);
 
 typedef struct nbl__rope_table {
-    nbl__rope rope;       /* with a rotary_dim */
-    nbl_tensor positions; /* int32 [tokens] */
-    nbl_tensor cos, sin;  /* f32 [tokens, rotary/2] */
+    nbl__rope rope;        /* with a rotary_dim */
+    nbl_tensor positions;  /* int32 [tokens] */
+    nbl_tensor cu_seqlens; /* int32 [sequences + 1]; optional; read if nbl__rope_has_lengths() */
+    nbl_tensor cos, sin;   /* f32 [tokens, rotary/2] */
 } nbl__rope_table;
+
+/* A run of tokens [first, end) whose sequences have frequencies of one length class. */
+typedef struct nbl__rope_run {
+    int64_t first, end, length;
+    int64_t sequence; /* the next one to look at */
+} nbl__rope_run;
+/* Sets *run to the next run of a table; all zero: to the first. False at the end. */
+bool nbl__rope_next_run(const nbl__rope_table *a, nbl__rope_run *run);
 
 typedef struct nbl__rope_apply {
     nbl_dtype dtype;

@@ -10,25 +10,28 @@
 #if defined(__x86_64__)
 
 #include "ops/common/rows.h"
+#include "ops/common/sequences.h"
 #include "ops/common/vmath.h"
 
 /* cos, sin [tokens, half] from positions [tokens] and frequencies [half]. */
 typedef struct table_job {
     const float *frequencies;
+    const nbl__rope *rope; /* query_scale */
     float scaling;
     const int32_t *positions;
     int64_t half;
     float *cos, *sin;
 } table_job;
 
-/* from, to [tokens, heads, columns]; the first 2·half columns of a head rotate, the others are
- * copied. */
+/* from, to [tokens, heads, columns]; the first 2·half columns of a head rotate, as halves or as
+ * neighbours (interleaved), the others are copied. */
 typedef struct rotate_job {
     nbl_dtype dtype;
     int64_t heads, columns, half;
     int64_t from_stride, to_stride; /* elements from one token to the next */
     const float *cos, *sin;
     float sign; /* -1: rotate by the negative angle (backward) */
+    bool interleaved;
     const uint8_t *from;
     uint8_t *to;
 } rotate_job;
@@ -86,22 +89,31 @@ static size_t table_scratch(const nbl_context *ctx, const void *arguments)
     return (size_t)((const nbl__rope_table *)arguments)->rope.rotary_dim / 2 * sizeof(float);
 }
 
-/* Writes cos and sin of all positions. Scratch: the frequencies, [half]. */
-static nbl_status make_table(nbl_context *ctx, const nbl__rope *rope, int64_t half,
-                             const nbl_tensor *positions, float *frequencies, float *cos, float *sin,
-                             nbl__rows_fn rows)
+/* Writes cos and sin of all positions, one run of the thread team per length class. Scratch: the
+ * frequencies, [half]. */
+static nbl_status make_table(nbl_context *ctx, const nbl__rope_table *a, float *frequencies, float *cos,
+                             float *sin, nbl__rows_fn rows)
 {
-    table_job j = {
-        .frequencies = frequencies, .positions = positions->data, .half = half, .cos = cos, .sin = sin};
-    nbl__rope_frequencies(rope, 2 * half, frequencies, &j.scaling);
-    return nbl__rows_run(ctx, nbl__tensor_elements(positions), nbl__rows_per_span(half * 8), rows, &j);
+    int64_t half = a->rope.rotary_dim / 2;
+    for (nbl__rope_run run = {0}; nbl__rope_next_run(a, &run);) {
+        table_job j = {.frequencies = frequencies,
+                       .rope = &a->rope,
+                       .positions = (const int32_t *)a->positions.data + run.first,
+                       .half = half,
+                       .cos = cos + run.first * half,
+                       .sin = sin + run.first * half};
+        nbl__rope_frequencies(&a->rope, 2 * half, run.length, frequencies, &j.scaling);
+        NBL_TRY(nbl__rows_run(ctx, run.end - run.first, nbl__rows_per_span(half * 8), rows, &j));
+    }
+    return NBL_OK;
 }
 
 static nbl_status run_table(const nbl__call *call, const void *arguments, const kernels *k)
 {
     const nbl__rope_table *a = arguments;
-    return make_table(call->ctx, &a->rope, a->rope.rotary_dim / 2, &a->positions,
-                      (float *)(void *)call->scratch, a->cos.data, a->sin.data, k->table);
+    if (nbl__has_data(&a->cu_seqlens))
+        NBL_TRY(nbl__check_packing(call, &a->cu_seqlens, "positions", nbl__tensor_elements(&a->positions)));
+    return make_table(call->ctx, a, (float *)(void *)call->scratch, a->cos.data, a->sin.data, k->table);
 }
 
 /* ---- rope ---- */
@@ -145,6 +157,7 @@ static nbl_status apply(const nbl__call *call, const nbl__rope_apply *a, const n
                     .cos = a->cos.data,
                     .sin = a->sin.data,
                     .sign = sign,
+                    .interleaved = a->rope.interleaved,
                     .from_stride = nbl__token_stride(from),
                     .to_stride = nbl__token_stride(to),
                     .from = from->data,
@@ -153,8 +166,9 @@ static nbl_status apply(const nbl__call *call, const nbl__rope_apply *a, const n
     int64_t tokens = 1;
     for (int i = 0; i < a->x.rank - 2; i++) tokens *= a->x.shape[i];
     if (!nbl__has_data(&a->cos)) {
-        NBL_TRY(
-            make_table(call->ctx, &a->rope, j.half, &a->positions, s.frequencies, s.cos, s.sin, k->table));
+        nbl__rope_table table = {.rope = a->rope, .positions = a->positions};
+        table.rope.rotary_dim = 2 * j.half;
+        NBL_TRY(make_table(call->ctx, &table, s.frequencies, s.cos, s.sin, k->table));
         j.cos = s.cos;
         j.sin = s.sin;
     }

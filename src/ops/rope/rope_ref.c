@@ -3,6 +3,7 @@
  * without a table. */
 #include <math.h>
 
+#include "ops/common/sequences.h"
 #include "ops/ref.h"
 #include "ops/rope/rope.h"
 
@@ -18,13 +19,20 @@ static nbl_status run_table(const nbl__call *call, const void *arguments)
     const nbl__rope_table *a = arguments;
     int64_t half = a->rope.rotary_dim / 2;
     float *frequencies = (float *)(void *)call->scratch, scaling;
-    nbl__rope_frequencies(&a->rope, 2 * half, frequencies, &scaling);
-    for (int64_t t = 0; t < nbl__tensor_elements(&a->positions); t++)
-        for (int64_t i = 0; i < half; i++) {
-            double angle = (double)((const int32_t *)a->positions.data)[t] * (double)frequencies[i];
-            nbl__ref_set(&a->cos, t * half + i, cos(angle) * (double)scaling);
-            nbl__ref_set(&a->sin, t * half + i, sin(angle) * (double)scaling);
+    const int32_t *positions = a->positions.data;
+    if (nbl__has_data(&a->cu_seqlens))
+        NBL_TRY(nbl__check_packing(call, &a->cu_seqlens, "positions", nbl__tensor_elements(&a->positions)));
+    for (nbl__rope_run run = {0}; nbl__rope_next_run(a, &run);) {
+        nbl__rope_frequencies(&a->rope, 2 * half, run.length, frequencies, &scaling);
+        for (int64_t t = run.first; t < run.end; t++) {
+            double factor = (double)scaling * nbl__rope_query_scale(&a->rope, positions[t]);
+            for (int64_t i = 0; i < half; i++) {
+                double angle = (double)positions[t] * (double)frequencies[i];
+                nbl__ref_set(&a->cos, t * half + i, cos(angle) * factor);
+                nbl__ref_set(&a->sin, t * half + i, sin(angle) * factor);
+            }
         }
+    }
     return NBL_OK;
 }
 
@@ -35,22 +43,24 @@ static nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const 
     int64_t columns = nbl__last(&a->x), half = nbl__rope_dim(&a->rope, columns) / 2;
     int64_t heads = a->x.shape[a->x.rank - 2], rows = nbl__tensor_rows(&a->x);
     bool table = nbl__has_data(&a->cos);
+    int64_t step = a->rope.interleaved ? 2 : 1, apart = a->rope.interleaved ? 1 : half;
     float *frequencies = (float *)(void *)call->scratch, scaling = 1;
-    if (!table) nbl__rope_frequencies(&a->rope, 2 * half, frequencies, &scaling);
+    if (!table) nbl__rope_frequencies(&a->rope, 2 * half, 0, frequencies, &scaling);
     for (int64_t r = 0; r < rows; r++) {
         int64_t t = r / heads;
+        double factor = (double)scaling;
+        if (!table) factor *= nbl__rope_query_scale(&a->rope, ((const int32_t *)a->positions.data)[t]);
         for (int64_t i = 0; i < half; i++) {
             double angle = table ? 0
                                  : (double)((const int32_t *)a->positions.data)[t] * (double)frequencies[i];
             /* c_own and s_own: rounded as a table would hold them */
-            float c_own = (float)(cos(angle) * (double)scaling),
-                  s_own = (float)(sin(angle) * (double)scaling);
+            float c_own = (float)(cos(angle) * factor), s_own = (float)(sin(angle) * factor);
             double c = table ? nbl__ref_get(&a->cos, t * half + i) : (double)c_own;
             double s = sign * (table ? nbl__ref_get(&a->sin, t * half + i) : (double)s_own);
-            double first = nbl__ref_get(from, r * columns + i);
-            double second = nbl__ref_get(from, r * columns + half + i);
-            nbl__ref_set(to, r * columns + i, first * c - second * s);
-            nbl__ref_set(to, r * columns + half + i, second * c + first * s);
+            int64_t at = r * columns + i * step;
+            double first = nbl__ref_get(from, at), second = nbl__ref_get(from, at + apart);
+            nbl__ref_set(to, at, first * c - second * s);
+            nbl__ref_set(to, at + apart, second * c + first * s);
         }
         for (int64_t i = 2 * half; i < columns; i++)
             nbl__ref_set(to, r * columns + i, nbl__ref_get(from, r * columns + i));

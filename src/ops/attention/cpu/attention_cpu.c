@@ -210,8 +210,9 @@ static nbl_status sink_item(void *argument, int64_t head, int worker)
 
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
+    const nbl__attention *a = arguments;
     run_state s;
-    NBL_TRY(nbl__attention_check_sequences(call, arguments));
+    NBL_TRY(nbl__attention_check_sequences(call, a));
     layout(call->ctx, arguments, false, call->scratch, &s);
     find_blocks(&s);
     NBL_TRY(nbl__team_run(call->ctx, s.job.block_count * s.job.key_heads, pack_keys, &s, NULL));
@@ -222,7 +223,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__attention *a = arguments;
     run_state s;
-    NBL_TRY(nbl__attention_check_sequences(call, arguments));
+    NBL_TRY(nbl__attention_check_sequences(call, a));
     layout(call->ctx, arguments, true, call->scratch, &s);
     find_blocks(&s);
     NBL_TRY(nbl__team_run(call->ctx, s.job.block_count * s.job.heads, pack_queries, &s, NULL));
@@ -257,6 +258,7 @@ static size_t decode_layout(const nbl_context *ctx, const nbl__attention_decode 
                         .cached = a->k.shape[1]};
     s->padded = padded_size(s->tiles, s->size);
     int64_t seen = a->window > 0 ? nbl__min_i64(a->window, s->cached) : s->cached;
+    if (a->chunk > 0) seen = nbl__min_i64(a->chunk, seen);
     s->chunks = nbl__ceil_div(seen, NBL_ATTENTION_CHUNK);
     s->worker_floats = (s->heads + NBL_ATTENTION_WIDEN * s->key_heads) * s->padded +
                        s->heads * NBL_ATTENTION_CHUNK + 16;
@@ -279,7 +281,7 @@ static size_t decode_scratch(const nbl_context *ctx, const void *arguments)
 static nbl__span chunk_of(const decode_state *s, int64_t b, int64_t c)
 {
     int64_t length = ((const int32_t *)s->a->lengths.data)[b];
-    nbl__span seen = nbl__attention_span(true, s->a->window, length - 1, length);
+    nbl__span seen = nbl__attention_span(NBL_MASK_OF(s->a), length - 1, length);
     assert(length >= 1 && length <= s->cached); /* nbl__attention_check_lengths has seen it */
     int64_t first = nbl__min_i64(seen.first + c * NBL_ATTENTION_CHUNK, seen.end);
     return (nbl__span){first, nbl__min_i64(first + NBL_ATTENTION_CHUNK, seen.end)};

@@ -112,10 +112,13 @@ static inline float nbl__attention_sink(const nbl_tensor *sinks, int64_t head)
 }
 
 /* The queries [first, end) of a sequence of n that see key j. */
-static inline nbl__span nbl__attention_visible_queries(bool causal, int64_t window, int64_t j, int64_t n)
+static inline nbl__span nbl__attention_visible_queries(nbl__attention_mask mask, int64_t j, int64_t n)
 {
-    if (!causal) return nbl__attention_span(false, window, j, n); /* symmetric */
-    return (nbl__span){j, window > 0 && n - j > window ? j + window : n};
+    if (!mask.causal) return nbl__attention_span(mask, j, n); /* symmetric */
+    /* the end of j's chunk, and of the window that begins at j */
+    int64_t left = mask.chunk > 0 ? mask.chunk - j % mask.chunk : n - j;
+    if (mask.window > 0) left = nbl__min_i64(left, mask.window);
+    return (nbl__span){j, n - j > left ? j + left : n};
 }
 
 /* What a run of rows sees: keys if the rows are queries, queries if the rows are
@@ -133,11 +136,11 @@ static inline nbl__span nbl__visible_range(const nbl__mask_view *view, int64_t r
     const nbl__attention *a = view->a;
     nbl__span top, bottom;
     if (view->of_keys) {
-        top = nbl__attention_visible_queries(a->causal, a->window, i, view->length);
-        bottom = nbl__attention_visible_queries(a->causal, a->window, last, view->length);
+        top = nbl__attention_visible_queries(NBL_MASK_OF(a), i, view->length);
+        bottom = nbl__attention_visible_queries(NBL_MASK_OF(a), last, view->length);
     } else {
-        top = nbl__attention_span(a->causal, a->window, i, view->length);
-        bottom = nbl__attention_span(a->causal, a->window, last, view->length);
+        top = nbl__attention_span(NBL_MASK_OF(a), i, view->length);
+        bottom = nbl__attention_span(NBL_MASK_OF(a), last, view->length);
     }
     assert(i >= 0 && rows >= 1 && last < view->length && top.first <= bottom.first && top.end <= bottom.end);
     int64_t first = nbl__max_i64(top.first - view->from, 0);

@@ -33,6 +33,7 @@ attention_problem attention_problem_of(const nbl__call *call, const nbl__attenti
     p.group = p.heads / p.key_heads;
     p.size = static_cast<int>(a->q.shape[2]);
     p.window = static_cast<int>(a->window < a->q.shape[0] ? a->window : a->q.shape[0]);
+    p.chunk = static_cast<int>(a->chunk < a->q.shape[0] ? a->chunk : a->q.shape[0]);
     p.causal = a->causal;
     p.wide = row % 16 == 0;
     p.paired = row % 4 == 0;

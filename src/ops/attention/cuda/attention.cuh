@@ -28,7 +28,7 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 struct attention_problem {
     const int32_t *at; /* cu_seqlens */
     int sequences, tokens, heads, key_heads, group, size;
-    int window; /* 0: none */
+    int window, chunk; /* 0: none */
     bool causal;
     bool wide;    /* every row of a head starts at a multiple of 16 bytes */
     bool paired;  /* every row of a head starts at a multiple of 4 bytes */
@@ -104,7 +104,10 @@ __device__ inline float fast_tanh(float x)
 
 __device__ inline int first_key(const attention_problem &p, int i)
 {
-    if (p.causal) return p.window > 0 && i >= p.window ? i - p.window + 1 : 0;
+    if (p.causal) {
+        int first = p.chunk > 0 ? i - i % p.chunk : 0;
+        return p.window > 0 && i >= p.window ? max(first, i - p.window + 1) : first;
+    }
     return p.window > 0 && i > p.window ? i - p.window : 0;
 }
 __device__ inline int end_key(const attention_problem &p, int i, int n)
@@ -118,7 +121,10 @@ __device__ inline int first_query(const attention_problem &p, int j)
 }
 __device__ inline int end_query(const attention_problem &p, int j, int n)
 {
-    if (p.causal) return p.window > 0 && n - j > p.window ? j + p.window : n;
+    if (p.causal) {
+        int end = p.chunk > 0 ? min(n, j - j % p.chunk + min(p.chunk, n)) : n;
+        return p.window > 0 && end - j > p.window ? j + p.window : end;
+    }
     return end_key(p, j, n);
 }
 

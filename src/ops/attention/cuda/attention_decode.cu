@@ -326,6 +326,7 @@ nbl_status run(const nbl__call *call, const void *arguments)
     p.size = static_cast<int>(a->q.shape[2]);
     p.cached = static_cast<int>(a->k.shape[1]);
     p.window = static_cast<int>(a->window < a->k.shape[1] ? a->window : a->k.shape[1]);
+    p.chunk = static_cast<int>(a->chunk < a->k.shape[1] ? a->chunk : a->k.shape[1]);
     p.wide = static_cast<size_t>(p.size) * nbl__size_of(a->k.dtype) % 16 == 0 && is_aligned(p.k, 16) &&
              is_aligned(p.v, 16);
     p.factor = static_cast<float>(a->softcap != 0 ? scale / a->softcap : scale * 1.4426950408889634);

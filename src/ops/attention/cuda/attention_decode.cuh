@@ -18,7 +18,7 @@ struct decode_problem {
     void *out;
     nbl_dtype dtype, sinks_dtype;
     int64_t q_step; /* elements from a sequence's q to the next one's */
-    int heads, key_heads, group, size, cached, window, splits, split, blocks_per_group;
+    int heads, key_heads, group, size, cached, window, chunk, splits, split, blocks_per_group;
     bool wide;
     float factor, cap;   /* as in attention.cuh */
     float *sums;         /* [B, splits, Hq, D]: Σ 2^(logit - top) · v of a split */
@@ -39,7 +39,8 @@ __device__ inline int2 span_of(const decode_problem &p, int b)
 {
     int length = p.lengths[b];
     if (length < 1 || length > p.cached) return make_int2(0, 0);
-    return make_int2(p.window > 0 && length > p.window ? length - p.window : 0, length);
+    int first = p.chunk > 0 ? (length - 1) / p.chunk * p.chunk : 0;
+    return make_int2(p.window > 0 && length > p.window ? max(first, length - p.window) : first, length);
 }
 
 /* Adds the warps of a block in their order, and stores the partial results of the split. `heads`

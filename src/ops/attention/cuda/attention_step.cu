@@ -341,6 +341,7 @@ step_problem problem_of(const nbl__attention_step *a)
     p.d.size = static_cast<int>(a->q.shape[2]);
     p.d.cached = static_cast<int>(a->keys.shape[1]);
     p.d.window = static_cast<int>(a->window < a->keys.shape[1] ? a->window : a->keys.shape[1]);
+    p.d.chunk = static_cast<int>(a->chunk < a->keys.shape[1] ? a->chunk : a->keys.shape[1]);
     p.d.factor = static_cast<float>(a->softcap != 0 ? scale / a->softcap : scale * 1.4426950408889634);
     p.d.cap = a->softcap * LOG2_E;
     p.new_k = a->k.data, p.new_v = a->v.data;
