@@ -78,16 +78,23 @@ static nbl_status special_token(nbl_context *ctx, nbl_tokenizer *tokenizer, cons
     return NBL_OK;
 }
 
-/* End tokens: the model's, the one that the adapter was trained to end with, and --stop texts that
+/* End tokens: the model's, those of harmony (transformers' generation_config.json of GPT-OSS has them;
+ * config.json alone has one of the three), the one that the adapter was trained to end with, and --stop texts that
  * are special tokens. All other --stop texts are matched in the generated text. */
 nbl_status cli_ends_read(const cli_call *call, nbl_context *ctx, nbl_model *model, nbl_tokenizer *tokenizer,
                          cli_ends *ends)
 {
     const cli_value *stops = cli_get(call, "stop");
-    *ends = (cli_ends){.ids = cli_alloc((size_t)(MAX_ENDS + 1 + stops->count) * sizeof *ends->ids),
-                       .texts = cli_alloc((size_t)(stops->count + 1) * sizeof *ends->texts)};
+    *ends = (cli_ends){
+        .ids = cli_alloc((size_t)(MAX_ENDS + CLI_HARMONY_ENDS + 1 + stops->count) * sizeof *ends->ids),
+        .texts = cli_alloc((size_t)(stops->count + 1) * sizeof *ends->texts)};
     ends->id_count = nbl_model_eos_ids(model, ends->ids, MAX_ENDS);
     if (ends->id_count > MAX_ENDS) ends->id_count = MAX_ENDS;
+    if (tokenizer) {
+        int32_t harmony[CLI_HARMONY_ENDS];
+        int count = cli_harmony_ends(tokenizer, harmony);
+        for (int i = 0; i < count; i++) ends->ids[ends->id_count++] = harmony[i];
+    }
     int32_t trained = tokenizer ? nbl_model_adapter_eos_id(model, tokenizer) : -1;
     if (trained >= 0) ends->ids[ends->id_count++] = trained;
     for (int i = 0; i < stops->count; i++) {
@@ -122,11 +129,23 @@ nbl_status cli_writing_open(nbl_context *ctx, nbl_tokenizer *tokenizer, const cl
     return code == NBL_OK ? nbl_stop_matcher_open(ctx, ends->texts, ends->text_count, &w->matcher) : code;
 }
 
+/* Passes a piece of the answer through the matcher; keeps a piece of another part. */
+static nbl_status take_piece(cli_writing *w, cli_harmony_part part, nbl_string piece, nbl_string *text,
+                             bool *stopped)
+{
+    if (part == CLI_HARMONY_ANSWER) return nbl_stop_matcher_push(w->matcher, piece, text, stopped);
+    if (part == CLI_HARMONY_HEADER) cli_harmony_header(w->harmony, piece);
+    else cli_growing_add(&w->harmony->thinking, piece);
+    *text = (nbl_string){"", 0};
+    return NBL_OK;
+}
+
 nbl_status cli_writing_push(cli_writing *w, int32_t id, nbl_string *text, bool *stopped)
 {
     nbl_string piece;
+    cli_harmony_part part = w->harmony ? cli_harmony_token(w->harmony, id) : CLI_HARMONY_ANSWER;
     nbl_status code = nbl_text_stream_push(w->stream, id, &piece);
-    return code == NBL_OK ? nbl_stop_matcher_push(w->matcher, piece, text, stopped) : code;
+    return code == NBL_OK ? take_piece(w, part, piece, text, stopped) : code;
 }
 
 /* The text stream may hold back bytes of a character, the matcher a begin of a stop string. Both
@@ -137,7 +156,8 @@ nbl_status cli_writing_finish(cli_writing *w, void (*say)(void *user, nbl_string
     nbl_string piece, text;
     bool found = false;
     nbl_status code = nbl_text_stream_finish(w->stream, &piece);
-    if (code == NBL_OK) code = nbl_stop_matcher_push(w->matcher, piece, &text, &found);
+    cli_harmony_part part = w->harmony && w->harmony->on ? w->harmony->part : CLI_HARMONY_ANSWER;
+    if (code == NBL_OK) code = take_piece(w, part, piece, &text, &found);
     if (code != NBL_OK) return code;
     *stopped |= found;
     say(user, text);

@@ -3,6 +3,7 @@
 #ifndef CLI_MODEL_H
 #define CLI_MODEL_H
 
+#include "commands/harmony.h"
 #include "output.h"
 
 /* ---- rows of option tables, as macros ---- */
@@ -137,6 +138,7 @@ nbl_generate_options cli_sampling(const cli_call *call, const cli_ends *ends);
 typedef struct cli_writing {
     nbl_text_stream *stream;
     nbl_stop_matcher *matcher;
+    cli_harmony *harmony; /* takes the answer out of messages; NULL: every text is the answer */
 } cli_writing;
 nbl_status cli_writing_open(nbl_context *ctx, nbl_tokenizer *tokenizer, const cli_ends *ends, cli_writing *w);
 /* Adds a token. *text is the new text, valid until the next call. *stopped: a stop string is

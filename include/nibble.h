@@ -994,7 +994,8 @@ nbl_model_plan_get_value(const nbl_model_plan *plan, int64_t index);
 typedef struct nbl_tokenizer nbl_tokenizer;
 
 /* `path`: a folder with a tokenizer.json, such a file, or a .gguf file with a
- * vocabulary. What would change ids is done, or is an error with its name. */
+ * vocabulary. A folder may have tekken.json, tokenizer.model, or vocab.json with
+ * merges.txt instead, read as transformers does (docs/FORMATS.md). What would change ids is done, or is an error with its name. */
 NBL_API nbl_status nbl_tokenizer_open(nbl_context *ctx, const char *path,
                                       nbl_tokenizer **tokenizer);
 /* The same from the text of a tokenizer.json, `size` bytes. `name` begins error
@@ -1897,7 +1898,7 @@ typedef enum nbl_norm_round {
 /* Root mean square norm, with the sum of a residual before it:
  *
  *     h = x + residual, rounded to the dtype: residual_out; or h = x
- *     y = h / sqrt(mean(h^2) + eps) * (w + offset)
+ *     y = h / sqrt(mean(h^2) + eps) * (w + offset) * scale
  *
  * Reduces in f32. y has the dtype of x, whatever w has (f32, f16 or bf16). dx
  * is the gradient of x and of residual alike. dresidual, the gradient of
@@ -1906,6 +1907,7 @@ typedef struct nbl_rmsnorm {
     nbl_dtype dtype; /* f32, f16 or bf16 */
     float eps;
     float offset; /* 0; 1 for Gemma */
+    float scale;  /* of y; 0: 1 */
     nbl_norm_round round;
     nbl_tensor x, w;
     nbl_tensor residual;     /* optional */

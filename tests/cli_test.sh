@@ -151,6 +151,29 @@ chat_commands() {
     [[ $? -eq 2 ]] && says err "/reset" "no command '/nonsense'" && [[ $(wc -l <out) -eq 1 ]]
 }
 check "chat has commands, and words with a slash are none" chat_commands
+# GPT-OSS: the words that the model says first become <|channel|>, a channel's name and <|message|>. Words 250 and 251 are in prompts.
+harmony_prompt='{% for m in messages %}<|start|> w5 {{ m.content }} <|end|> {% endfor %}<|start|> w8'
+harmony_folder() { # CHANNEL; this detokenizer puts a space before each word
+    local said
+    rm -rf harmony && cp -r speaker harmony && printf '%s' "$harmony_prompt" >harmony/chat_template.jinja || return 1
+    echo '[[250, 5, 7, 251, 250, 8]]' >prompt.json
+    exits 0 generate harmony --ids prompt.json --max-tokens 8 --repetition-penalty 100 --json || return 1
+    for i in {0..7}; do said[i]=$("$json_get" out "sequences.0.ids.$i"); done
+    words=" w${said[3]} w${said[4]} w${said[5]} w${said[6]} w${said[7]}"
+    local rename=""
+    rename() { rename+="s/\"w$1\": $1\([,}]\)/\"$2\": $1\\1/;s/\(\"added_tokens\": \[\)/\1{\"id\": $1, \"content\": \"$2\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": true}, /;"; }
+    rename 250 "<|start|>" && rename 251 "<|end|>" && rename "${said[0]}" "<|channel|>" && rename "${said[2]}" "<|message|>"
+    sed -i "s/\"w${said[1]}\": ${said[1]}\([,}]\)/\"$1\": ${said[1]}\\1/;$rename" harmony/tokenizer.json
+}
+harmony_answers() { # the answer alone is printed; thinking is a member of its own
+    harmony_folder final && exits 0 generate harmony --chat w7 --max-tokens 8 --repetition-penalty 100 && [[ $(cat out) == "$words" ]] &&
+        exits 0 generate harmony --chat w7 --max-tokens 8 --repetition-penalty 100 --json && json_is sequences.0.text "$words" && json_is sequences.0.thinking "" &&
+        printf 'w7\n' | "$nibble" chat harmony --max-tokens 8 --repetition-penalty 100 --quiet >out 2>err && [[ $(cat out) == "$words" ]] &&
+        harmony_folder analysis && exits 0 generate harmony --chat w7 --max-tokens 8 --repetition-penalty 100 --json && json_is sequences.0.text "" && json_is sequences.0.thinking "$words" &&
+        exits 0 generate harmony --chat w7 --max-tokens 8 --repetition-penalty 100 && [[ $(cat out) == "" ]] &&
+        printf 'w7\n' | "$nibble" chat harmony --max-tokens 8 --repetition-penalty 100 --json >out 2>err && json_is messages.1.content "" && json_is messages.1.thinking "$words"
+}
+check "chat and generate --chat take GPT-OSS's answer out of its channels" harmony_answers
 no_template() { exits 1 chat speaker/../words2 </dev/null && one_error "nibble: chat: " && says err "no chat template" "hint: --template"; }
 cp -r speaker words2 && rm words2/chat_template.jinja
 check "chat without a template is refused with a hint" no_template

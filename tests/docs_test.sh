@@ -73,9 +73,10 @@ check() (
         type=$(sed -n "s/^const nbl__arch nbl__$arch = {\"\([a-z0-9_]*\)\".*/\1/p" "src/arch/$arch.c" 2>/dev/null || true)
         grep -q "^| \`$arch.c\` | \`$type\` |" docs/ARCH-HOWTO.md ||
             complain "docs/ARCH-HOWTO.md has no row for the architecture $arch with the model_type '$type'"
-        # "qwen3" is in "Qwen 2 and 3".
+        # "qwen3" is in "Qwen 2 and 3", "qwen3_moe" in "Qwen 2-MoE and 3-MoE".
         name=${arch%%[0-9]*} number=${arch#"${arch%%[0-9]*}"}
-        number=${number//_/.} # "qwen3_5" is in "Qwen 3.5"
+        # Of "qwen3_5" it is "Qwen 3.5": one character stands for "_".
+        name=${name//_/?} number=${number//_/?}
         [[ $compared == *$name*$number* ]] || complain "README.md: the row of model architectures has no $arch"
     done
     [ "$rows" = "$archs" ] || complain "docs/ARCH-HOWTO.md has $rows architectures, src/arch/archs.h has $archs"

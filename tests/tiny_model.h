@@ -31,20 +31,31 @@ static const struct tiny_architecture {
     bool qk_norm, end_norms; /* norms of q's and k's heads; norms behind both blocks */
     bool fused;              /* q, k, v are the rows of one matrix, gate and up those of another */
     bool hybrid;             /* the first layer has the gated delta rule, the second a gated attention */
+    bool post_norms;         /* no norms before the blocks; those of q and k see all heads together */
 } tiny_architectures[] = {
-    {"llama", "\"hidden_act\": \"silu\"", false, false, false, false},
-    {"mistral", "\"hidden_act\": \"silu\", \"sliding_window\": 8", false, false, false, false},
-    {"qwen2", "\"hidden_act\": \"silu\"", false, false, false, false},
-    {"qwen3", "\"hidden_act\": \"silu\"", true, false, false, false},
-    {"gemma2", "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8", false, true, false, false},
-    {"gemma3_text", "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8, \"rope_local_base_freq\": 10000.0",
-     true, true, false, false},
-    {"phi3", "\"hidden_act\": \"silu\", \"sliding_window\": 8", false, false, true, false},
-    {"qwen3_5_text",
-     "\"linear_num_key_heads\": 2, \"linear_num_value_heads\": 4, \"linear_key_head_dim\": 8, "
-     "\"linear_value_head_dim\": 6, \"linear_conv_kernel_dim\": 3, "
-     "\"layer_types\": [\"linear_attention\", \"full_attention\"]",
-     true, false, false, true},
+    {.type = "llama", .keys = "\"hidden_act\": \"silu\""},
+    {.type = "mistral", .keys = "\"hidden_act\": \"silu\", \"sliding_window\": 8"},
+    {.type = "qwen2", .keys = "\"hidden_act\": \"silu\""},
+    {.type = "qwen3", .keys = "\"hidden_act\": \"silu\"", .qk_norm = true},
+    {.type = "gemma2", .keys = "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8", .end_norms = true},
+    {.type = "gemma3_text",
+     .keys = "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8, \"rope_local_base_freq\": 10000.0",
+     .qk_norm = true,
+     .end_norms = true},
+    {.type = "phi3", .keys = "\"hidden_act\": \"silu\", \"sliding_window\": 8", .fused = true},
+    {.type = "qwen3_5_text",
+     .keys = "\"linear_num_key_heads\": 2, \"linear_num_value_heads\": 4, \"linear_key_head_dim\": 8, "
+             "\"linear_value_head_dim\": 6, \"linear_conv_kernel_dim\": 3, "
+             "\"layer_types\": [\"linear_attention\", \"full_attention\"]",
+     .qk_norm = true,
+     .hybrid = true},
+    {.type = "olmo2", .keys = "\"hidden_act\": \"silu\"", .post_norms = true},
+    {.type = "olmo3",
+     .keys = "\"sliding_window\": 8, \"layer_types\": [\"sliding_attention\", \"full_attention\"]",
+     .post_norms = true},
+    {.type = "granite",
+     .keys = "\"embedding_multiplier\": 3.0, \"residual_multiplier\": 0.5, \"attention_multiplier\": 0.4, "
+             "\"logits_scaling\": 0.7"},
 };
 enum { TINY_ARCHITECTURES = sizeof tiny_architectures / sizeof *tiny_architectures };
 
@@ -148,13 +159,15 @@ static inline void tiny_layer(tiny_list *l, const struct tiny_architecture *a, c
     if (!delta) tiny_add(l, at, "self_attn.o_proj.weight", TINY_HIDDEN, TINY_HEADS * TINY_DIM);
     if (a->qk_norm && !delta) tiny_add(l, at, "self_attn.q_norm.weight", TINY_DIM, 0);
     if (a->qk_norm && !delta) tiny_add(l, at, "self_attn.k_norm.weight", TINY_DIM, 0);
+    if (a->post_norms) tiny_add(l, at, "self_attn.q_norm.weight", TINY_HEADS * TINY_DIM, 0);
+    if (a->post_norms) tiny_add(l, at, "self_attn.k_norm.weight", TINY_KV * TINY_DIM, 0);
     if (!a->fused) tiny_add(l, at, "mlp.gate_proj.weight", TINY_INNER, TINY_HIDDEN);
     if (!a->fused) tiny_add(l, at, "mlp.up_proj.weight", TINY_INNER, TINY_HIDDEN);
     tiny_add(l, at, "mlp.down_proj.weight", TINY_HIDDEN, TINY_INNER);
-    tiny_add(l, at, "input_layernorm.weight", TINY_HIDDEN, 0);
+    if (!a->post_norms) tiny_add(l, at, "input_layernorm.weight", TINY_HIDDEN, 0);
     tiny_add(l, at, "post_attention_layernorm.weight", TINY_HIDDEN, 0);
     if (a->end_norms) tiny_add(l, at, "pre_feedforward_layernorm.weight", TINY_HIDDEN, 0);
-    if (a->end_norms) tiny_add(l, at, "post_feedforward_layernorm.weight", TINY_HIDDEN, 0);
+    if (a->end_norms || a->post_norms) tiny_add(l, at, "post_feedforward_layernorm.weight", TINY_HIDDEN, 0);
 }
 
 /* A folder with a model of two layers in f32, and an adapter of all its linear layers. */

@@ -24,6 +24,8 @@ typedef struct conversation {
     nbl_chat_template *chat_template;
     cli_ends ends;
     cli_writing writing;
+    cli_harmony harmony; /* GPT-OSS: takes the answer out of what the model writes */
+    size_t thought;      /* bytes of its thinking that were shown */
     cli_json *messages;
     cli_lines lines;
     char *answer; /* the text of the answer so far, terminated; NULL: no answer yet */
@@ -60,6 +62,17 @@ static void forget(void *user, nbl_string text)
     (void)text;
 }
 
+/* Shows new thinking at a terminal: it is no part of the answer, and a pipe does not get it. */
+static void show_thinking(conversation *t)
+{
+    const cli_growing *all = &t->harmony.thinking;
+    if (!t->lines.terminal || t->call->quiet || t->call->json || all->size == t->thought) return;
+    if (t->thought == 0) t->write_error = cli_say((nbl_string){"(thinking) ", 11});
+    nbl_string piece = {all->text + t->thought, all->size - t->thought};
+    t->thought = all->size;
+    if (t->write_error == 0) t->write_error = cli_say(piece);
+}
+
 /* Called by the library for each generated token. Returns true to stop: at a stop string, after an
  * error, or after an interrupt. */
 static bool on_token(void *user, int64_t sequence, int32_t id)
@@ -69,6 +82,9 @@ static bool on_token(void *user, int64_t sequence, int32_t id)
     bool stopped = false;
     (void)sequence;
     t->code = cli_writing_push(&t->writing, id, &text, &stopped);
+    show_thinking(t);
+    if (t->code == NBL_OK && text.size && t->thought && t->answer_size == 0)
+        t->write_error = t->write_error ? t->write_error : cli_say((nbl_string){"\n\n", 2});
     if (t->code == NBL_OK) say(t, text);
     return stopped || t->code != NBL_OK || t->write_error || cli_interrupted();
 }
@@ -100,8 +116,10 @@ static nbl_status write_answer(conversation *t, const nbl_ids *prompt)
     how.seed += (uint64_t)cli_json_count(t->messages); /* another random sequence for each turn */
     how.token = on_token;
     how.user = t;
-    t->answer_size = 0;
+    t->answer_size = t->thought = 0;
     t->code = NBL_OK;
+    cli_harmony_begin(&t->harmony, prompt);
+    t->writing.harmony = t->harmony.on ? &t->harmony : NULL;
     say(t, (nbl_string){"", 0}); /* sets `answer` even if the answer is empty */
     nbl_generated result = {.ids = {malloc((size_t)how.max_tokens * sizeof(int32_t)), 0}};
     if (result.ids.ids == NULL) cli_no_memory();
@@ -122,6 +140,19 @@ static nbl_status write_answer(conversation *t, const nbl_ids *prompt)
     return NBL_OK;
 }
 
+/* Adds the answer to the conversation. Thinking has a key of its own, as the template of GPT-OSS expects
+ * it; the template leaves it out of later prompts. */
+static void add_answer(conversation *t)
+{
+    cli_json *message = cli_json_object();
+    cli_json_set(message, "role", cli_json_text("assistant"));
+    cli_json_set(message, "content", cli_json_string((nbl_string){t->answer, t->answer_size}));
+    if (t->harmony.on && t->harmony.thinking.size)
+        cli_json_set(message, "thinking",
+                     cli_json_string((nbl_string){t->harmony.thinking.text, t->harmony.thinking.size}));
+    cli_json_add(t->messages, message);
+}
+
 /* Runs a turn of the user. Returns CLI_DONE, or the exit status after printing an error. A turn
  * that failed is not a part of the conversation. */
 static int take_turn(conversation *t, const char *line, size_t size)
@@ -140,7 +171,7 @@ static int take_turn(conversation *t, const char *line, size_t size)
                            ids.count, positions);
     } else {
         if (code == NBL_OK) code = write_answer(t, &ids);
-        if (code == NBL_OK) cli_add_message(t->messages, "assistant", t->answer, t->answer_size);
+        if (code == NBL_OK) add_answer(t);
         else status = cli_failure(t->call, t->ctx, code);
     }
     if (status != CLI_DONE) cli_json_cut(t->messages, before);
@@ -215,6 +246,7 @@ static nbl_status open_all(conversation *t)
     if (code == NBL_OK) code = nbl_model_tokenizer(t->model, &t->tokenizer);
     if (code == NBL_OK) code = cli_ends_read(call, t->ctx, t->model, t->tokenizer, &t->ends);
     if (code == NBL_OK) code = cli_writing_open(t->ctx, t->tokenizer, &t->ends, &t->writing);
+    if (code == NBL_OK) cli_harmony_open(&t->harmony, t->tokenizer);
     return code;
 }
 
@@ -252,6 +284,7 @@ static int run(cli_call *call)
     free(t.answer);
     cli_lines_close(&t.lines);
     cli_writing_close(&t.writing);
+    cli_harmony_close(&t.harmony);
     nbl_model_close(t.model);
     nbl_tokenizer_close(t.tokenizer);
     nbl_chat_template_close(t.chat_template);
@@ -275,6 +308,9 @@ const cli_command cli_chat = {
                    "Up and Ctrl-R find earlier turns. Control characters that the model writes are "
                    "shown as text. A pasted text of several lines is one turn if the terminal marks "
                    "what it pastes (bracketed paste). Otherwise each of its lines is a turn.\n\n"
+                   "GPT-OSS thinks in a channel of its own. A terminal shows that as (thinking); "
+                   "the answer is the channel final. With --json a message has the thinking under "
+                   "the key thinking.\n\n"
                    "The model reads the whole conversation with every turn. A turn that makes the "
                    "conversation longer than the model's positions is refused, and the conversation "
                    "goes on without it. With --json the result is the conversation, as messages.",

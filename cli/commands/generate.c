@@ -22,6 +22,8 @@ typedef struct job {
     cli_writing
         *writing; /* per sequence: one that is shown as it comes, or that stop strings may end; or NULL */
     bool streaming;
+    cli_harmony harmony; /* --chat with GPT-OSS: takes the answer out of what the model writes */
+    cli_growing answer;  /* that answer */
     cli_ids prompts;
     nbl_generated *results;
     int64_t new_tokens;
@@ -34,6 +36,7 @@ typedef struct job {
 static void say(void *user, nbl_string text)
 {
     job *j = user;
+    if (j->harmony.on) cli_growing_add(&j->answer, text);
     if (j->streaming && j->write_error == 0) j->write_error = cli_say(text);
 }
 
@@ -99,6 +102,17 @@ static nbl_status text_of(job *j, const nbl_ids *ids, char **text, size_t *size,
     return code;
 }
 
+/* Sets the answer and the thinking of GPT-OSS as members of a result. */
+static nbl_status set_parts(job *j, cli_json *it, bool *stopped)
+{
+    nbl_status code = cli_writing_finish(&j->writing[0], say, j, stopped);
+    if (code != NBL_OK) return code;
+    cli_json_set(it, "text", cli_json_string((nbl_string){j->answer.text, j->answer.size}));
+    cli_json_set(it, "thinking",
+                 cli_json_string((nbl_string){j->harmony.thinking.text, j->harmony.thinking.size}));
+    return NBL_OK;
+}
+
 /* Prints the JSON document: ids, text and finish of each sequence, and the speeds. Prefill lasts
  * until the first token; the first token of each sequence does not count as decoded. */
 static nbl_status print_results(job *j)
@@ -112,7 +126,14 @@ static nbl_status print_results(job *j)
         prompt_tokens += j->prompts.lists[i].count;
         for (int64_t t = 0; t < r->ids.count; t++) cli_json_add(ids, cli_json_integer(r->ids.ids[t]));
         cli_json_set(it, "ids", ids);
-        if (j->tokenizer) {
+        if (j->harmony.on) {
+            nbl_status code = set_parts(j, it, &stopped);
+            if (code != NBL_OK) {
+                cli_json_free(it);
+                cli_json_free(list);
+                return code;
+            }
+        } else if (j->tokenizer) {
             char *text;
             size_t size, shown;
             nbl_status code = text_of(j, &r->ids, &text, &size, &shown, &stopped);
@@ -175,11 +196,18 @@ static nbl_status generate(job *j, nbl_model *model)
     how.token = on_token;
     how.user = j;
     j->streaming = j->tokenizer && !call->json && count == 1;
-    if (j->streaming || j->ends.text_count) j->writing = cli_alloc((size_t)(count + 1) * sizeof *j->writing);
+    if (cli_get(call, "chat")->text) {
+        cli_harmony_open(&j->harmony, j->tokenizer);
+        cli_harmony_begin(&j->harmony, &j->prompts.lists[0]);
+        cli_growing_add(&j->answer, (nbl_string){"", 0});
+    }
+    if (j->streaming || j->ends.text_count || j->harmony.on)
+        j->writing = cli_alloc((size_t)(count + 1) * sizeof *j->writing);
     j->results = cli_alloc((size_t)(count + 1) * sizeof *j->results);
     for (int64_t i = 0; i < count && code == NBL_OK; i++) {
         j->results[i].ids.ids = cli_alloc((size_t)how.max_tokens * sizeof(int32_t));
         if (j->writing) code = cli_writing_open(j->ctx, j->tokenizer, &j->ends, &j->writing[i]);
+        if (j->harmony.on) j->writing[i].harmony = &j->harmony; /* --chat: there is one sequence */
     }
     j->start = cli_now();
     if (code == NBL_OK) code = nbl_model_generate(model, j->prompts.lists, count, &how, j->results);
@@ -217,6 +245,8 @@ static int run(cli_call *call)
     if (code == NBL_OK) code = generate(&j, model);
     status = code != NBL_OK ? cli_failure(call, j.ctx, code) : CLI_DONE;
     if (j.write_error) status = cli_say_failed(call, j.write_error);
+    cli_harmony_close(&j.harmony);
+    free(j.answer.text);
     if (ids == NULL && j.prompts.count) nbl_ids_free(j.ctx, &j.prompts.lists[0]);
     nbl_tokenizer_close(j.tokenizer);
     nbl_model_close(model);
@@ -236,7 +266,9 @@ const cli_command cli_generate = {
                    "bytes.\n\n"
                    "--stop ends a sequence whose text contains S, and cuts the text before S. With "
                    "--json the ids are all tokens that were generated, those of S included. If S "
-                   "spells a special token, the sequence ends at that token.",
+                   "spells a special token, the sequence ends at that token.\n\n"
+                   "With --chat, the text of GPT-OSS is that of its channel final; with --json the "
+                   "other channels are under thinking.",
     .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){

@@ -156,7 +156,7 @@ const cli_command cli_tokenize = {
                    "up spaces.",
     .arguments =
         (const cli_argument[]){
-            {"MODEL", "a folder with a tokenizer.json, such a file, or a .gguf file", CLI_PATH, NULL, false},
+            {"MODEL", "a folder with a tokenizer, a tokenizer's file, or a .gguf file", CLI_PATH, NULL, false},
             {.name = NULL},
         },
     .options =

@@ -3,9 +3,10 @@
  *     config.json ─ nbl__decoder_read ─▶ nbl__decoder ─ nbl__decoder_build ─▶ graph
  *
  * An architecture is one file (llama.c, gemma2.c, …) with two functions. `read` turns the keys of
- * its config.json into an nbl__decoder; keys.c holds what readers share. `layer` builds one layer;
- * parts.c holds what layers are made of. archs.h lists the architectures. decoder.c builds what
- * stands around the layers. A key that no reader understands is an error that names it.
+ * its config.json into an nbl__decoder; shared/keys.c holds what readers share. `layer` builds one
+ * layer; shared/parts.c holds what layers are made of. archs.h lists the architectures.
+ * shared/decoder.c builds what stands around the layers. A key that no reader understands is an error
+ * that names it.
  *
  * One layer, with h the residual stream:
  *
@@ -22,6 +23,7 @@
 #include "arch/archs.h"
 #include "format/hf/module_names.h"
 #include "graph/build.h"
+#include "graph/build_moe.h"
 
 enum { NBL_MAX_LAYERS = 1024 };
 
@@ -35,6 +37,8 @@ typedef struct nbl__decoder {
     float norm_offset; /* norms multiply by offset + w; 0, or 1 for Gemma */
     nbl_norm_round norm_round;
     float embedding_scale; /* of the embedding's rows */
+    float residual_scale;  /* of what a block adds to the residual stream */
+    float logit_scale;     /* of logits */
     nbl__act act;
     bool tied; /* the head's weight is the embedding */
     /* token id whose embedding row gets no gradient from look-ups; -1: none */
@@ -44,6 +48,7 @@ typedef struct nbl__decoder {
     float attention_cap, final_cap;  /* soft caps, c·tanh(x / c), of scores and of logits; 0: none */
     /* tokens that a query sees in a sliding layer, itself included; 0: all */
     int64_t window;
+    int64_t window_layers; /* the layers that slide are among the first so many; of some architectures */
     /* layers with a sliding window */
     bool sliding[NBL_MAX_LAYERS];
     /* layers whose q and k are not rotated */
@@ -61,7 +66,27 @@ typedef struct nbl__decoder {
     nbl__rope rope;       /* of full layers; also of sliding ones if local_rope.theta is 0 */
     nbl__rope local_rope; /* of sliding layers; theta 0: use `rope` */
     nbl__rope query_rope; /* of queries that are scaled by position; theta 0: they rotate as keys */
+    bool sinks;           /* attention has a logit per head that takes part of the softmax, self_attn.sinks */
+
+    /* A mixture of experts; `experts` 0: none. */
+    int64_t experts, top_k;      /* experts of a layer, and how many each token goes to */
+    int64_t expert_inner;        /* width of one expert */
+    int64_t shared_inner;        /* width of the expert that every token goes to; 0: there is none */
+    bool sparse[NBL_MAX_LAYERS]; /* layers that have experts; the others have a dense block of `inner` */
+    nbl__router_kind router;
+    bool router_bias, router_round; /* router_round: weights are rounded to the compute dtype */
+    bool experts_bias;
+    bool experts_transposed;    /* dense stacks in one piece are stored [experts, in, out] */
+    bool experts_interleaved;   /* gate and up alternate in the rows of gate_up_proj */
+    float act_limit, act_alpha; /* of GPT-OSS's clamped activation; limit 0: `act` as it is */
 } nbl__decoder;
+
+/* True if this stack of experts is stored [experts, in, out], else [experts, out, in]. Packed weights
+ * and those in a tensor per expert have their outputs first. */
+static inline bool nbl__experts_transposed(const nbl__decoder *d, const nbl_weight *stack)
+{
+    return d->experts_transposed && stack->format == NBL_FORMAT_DENSE && stack->members == NULL;
+}
 
 struct nbl__config_keys;
 struct nbl__build;
@@ -110,7 +135,7 @@ nbl_status nbl__key_cap_or(nbl__config_keys *k, const char *name, double missing
 nbl_status nbl__key_flag_or(nbl__config_keys *k, const char *name, bool missing, bool *value);
 /* Keys of all decoders: sizes, heads, norm_eps, tied head, activation (key `act_key`), padding,
  * RoPE. Call it after setting the defaults of the architecture's configuration class in *d: kv_heads,
- * head_dim, act, padding, norm_eps, positions, the thetas of rope and local_rope. A field that is 0
+ * head_dim, inner, act, padding, norm_eps, positions, the thetas of rope and local_rope. A field that is 0
  * gets Llama's default; padding -1: none. partial_rotary and query_rope.theta > 0 permit a rope of a
  * part of a head, and llama_4_scaling_beta. */
 nbl_status nbl__keys_common(nbl__config_keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default);
@@ -125,13 +150,24 @@ nbl_status nbl__keys_layer_types(nbl__config_keys *k, nbl__decoder *d,
  * layer has none, n being no_rope_layer_interval (4). */
 nbl_status nbl__keys_no_rope(nbl__config_keys *k, nbl__decoder *d);
 
+/* Keys of a mixture of experts: d->experts by the key `count`, d->top_k, d->expert_inner by the key
+ * `inner`. Refuses output_router_logits, which adds a loss. Call it after nbl__keys_common. */
+nbl_status nbl__keys_experts(nbl__config_keys *k, nbl__decoder *d, const char *count, const char *inner);
+/* Fills d->sparse: layers not in mlp_only_layers, and only every decoder_sparse_step-th. */
+nbl_status nbl__keys_sparse_layers(nbl__config_keys *k, nbl__decoder *d);
+
+/* Qwen's mixtures of experts: both of the above, and norm_topk_prob (default false), which says whether
+ * the weights of the chosen experts are divided by their sum. */
+nbl_status nbl__keys_qwen_experts(nbl__config_keys *k, nbl__decoder *d, const char *count);
+
 /* Qwen: sliding_window (4096) counts only if use_sliding_window is true. Without layer_types, layers
  * slide from max_window_layers (28) on. */
 nbl_status nbl__keys_sliding_window(nbl__config_keys *k, nbl__decoder *d);
 
-/* Keys of hybrid decoders (keys_recurrent.c): fills d->recurrent from layer_types or
- * full_attention_interval, and d->delta. Call it after nbl__keys_common. */
-nbl_status nbl__keys_recurrent(nbl__config_keys *k, nbl__decoder *d);
+/* Keys of hybrid decoders (keys_recurrent.c), those of nbl__keys_common included: also fills d->recurrent
+ * from layer_types or full_attention_interval, and d->delta. Call it after setting the default of
+ * kv_heads. */
+nbl_status nbl__keys_hybrid(nbl__config_keys *k, nbl__decoder *d);
 
 /* ---- building ---- */
 

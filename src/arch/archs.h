@@ -1,7 +1,7 @@
 /* archs.h - the list of architectures.
  *
  * arch.h and keys.c expand from it. A new architecture needs one line here and one definition of
- * nbl__NAME (arch.h) in NAME.c. tests/docs_test.sh compares the documents' lists with it. */
+ * nbl__NAME (arch.h). tests/docs_test.sh compares the documents' lists with it. */
 #ifndef NBL_ARCHS_H
 #define NBL_ARCHS_H
 
@@ -16,6 +16,15 @@
     X(smollm3)                                                                                               \
     X(ministral)                                                                                             \
     X(ministral3)                                                                                            \
-    X(qwen3_5)
+    X(olmo2)                                                                                                 \
+    X(olmo3)                                                                                                 \
+    X(granite)                                                                                               \
+    X(qwen3_5)                                                                                               \
+    X(qwen3_5_moe)                                                                                           \
+    X(qwen3_next)                                                                                            \
+    X(mixtral)                                                                                               \
+    X(qwen2_moe)                                                                                             \
+    X(qwen3_moe)                                                                                             \
+    X(gpt_oss)
 
 #endif

@@ -25,7 +25,6 @@ static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
     d->positions = 131072;
     d->head_dim = 256;
     d->kv_heads = 4;
-    d->positions = 131072;
     d->rope.theta = 1e6f;
     d->local_rope.theta = 10000;
     d->act = NBL_ACT_GELU_TANH;

@@ -28,10 +28,19 @@ typedef struct nbl__residual {
 /* Adds what waits, and returns the RMSNorm of the stream. In a layer the stream is pinned here: at
  * the layer's first norm, and at later ones if b->pins >= 2. */
 nbl__value nbl__part_residual_norm(nbl__build *b, nbl__residual *h, const char *name);
+/* Adds what waits, and returns the stream itself, for layers that norm only behind their blocks. Pins
+ * it as nbl__part_residual_norm does. */
+nbl__value nbl__part_residual_stream(nbl__build *b, nbl__residual *h);
 /* h + x */
 void nbl__part_residual_add(nbl__residual *h, nbl__value x);
+/* The norm behind the last layer, with the scale of the logits (nbl__decoder.logit_scale). */
+nbl__value nbl__part_last_norm(nbl__build *b, nbl__residual *h, const char *name);
 /* RMSNorm of a value outside of the stream. */
 nbl__value nbl__part_norm(nbl__build *b, nbl__value x, const char *name);
+/* The same over rows of another width than the stream's. */
+nbl__value nbl__part_norm_of(nbl__build *b, nbl__value x, const char *name, int64_t width);
+/* x·factor; x itself if the factor is 1. */
+nbl__value nbl__part_scaled(nbl__build *b, nbl__value x, const char *name, float factor);
 
 /* ---- linear layers ---- */
 
@@ -43,7 +52,10 @@ typedef enum nbl__dropout_mask {
     NBL_DROPOUT_MASK_GATE_UP = 4,
     NBL_DROPOUT_MASK_DOWN = NBL_DROPOUT_MASK_GATE_UP + NBL_MLP_DOWN,
     /* out_proj behind the gated delta rule, whose group of four has the numbers of QKV and O */
-    NBL_DROPOUT_MASK_DELTA_OUT = 16
+    NBL_DROPOUT_MASK_DELTA_OUT = 16,
+    /* The router's adapter has no dropout in PEFT; a number of its own keeps it apart anyway. */
+    NBL_DROPOUT_MASK_ROUTER,
+    NBL_DROPOUT_MASK_SHARED_GATE
 } nbl__dropout_mask;
 
 /* y = x·Wᵀ (+ bias), with the module's adapter. This is what makes storage formats, LoRA and DoRA
@@ -95,25 +107,45 @@ nbl__value nbl__part_attention_output(nbl__build *b, nbl__value x, bool bias);
 
 /* ---- hybrid decoders (parts_recurrent.c) ---- */
 
-/* The mixer linear_attn: convolution, gated delta rule, gated norm, out_proj. `fused`: q, k, v, z and
- * b, a come from two matrices, with the rows of a key head together (Qwen3-Next). */
-nbl__value nbl__part_gated_delta(nbl__build *b, nbl__value x, int64_t layer, bool fused);
-/* The mixer self_attn with q_proj, whose heads have the rows of a query and of its gate, k_proj, v_proj
- * and o_proj. The gate's sigmoid multiplies the output of attention. */
-nbl__value nbl__part_gated_attention(nbl__build *b, nbl__value x, int64_t layer,
-                                     const nbl__layer_attention *how);
+/* The first half of a layer: input_layernorm, then by d->recurrent
+ *
+ *   linear_attn    convolution, gated delta rule, gated norm, out_proj. `fused`: q, k, v, z and b, a come
+ *                  from two matrices, with the rows of a key head together (Qwen3-Next)
+ *   self_attn      with norms of heads and a gate: q_proj's heads have the rows of a query and of its
+ *                  gate, whose sigmoid multiplies the output of attention */
+void nbl__part_hybrid_mixer(nbl__build *b, nbl__residual *h, int64_t layer, bool fused);
 
 /* ---- feed-forward ---- */
 
 /* down(act(gate(x))·up(x)): the linear layers mlp.gate_proj, up_proj and down_proj, with d->act. */
 nbl__value nbl__part_gated_mlp(nbl__build *b, nbl__value x, bool bias);
+/* The same for a block of this name and inner width: "mlp.shared_expert". */
+nbl__value nbl__part_gated_mlp_at(nbl__build *b, nbl__value x, const char *module, int64_t inner, bool bias);
 /* down(act(gate)·up) of values, however these were made. */
 nbl__value nbl__part_gated_down(nbl__build *b, nbl__value gate, nbl__value up, bool bias);
+
+/* ---- experts (parts_experts.c) ---- */
+
+/* Names of a layer's modules of experts, without the layer's prefix. */
+typedef struct nbl__expert_modules {
+    const char *router;  /* "mlp.gate" */
+    const char *experts; /* "mlp.experts": what has gate_up_proj and down_proj */
+    /* The expert of all tokens: a block with gate_proj, up_proj and down_proj; NULL: none. */
+    const char *shared;
+    const char *shared_gate; /* a linear layer to one number, whose sigmoid scales `shared`; NULL: none */
+} nbl__expert_modules;
+
+/* The mixture of experts of this layer, by the numbers of *b->d: router, the chosen experts' sum, and
+ * the shared expert. */
+nbl__value nbl__part_experts(nbl__build *b, nbl__value x, const nbl__expert_modules *names);
 
 /* ---- whole layers that several architectures have ---- */
 
 /* llama.c */
 void nbl__llama_layer(nbl__build *b, nbl__residual *h, int64_t layer);
+/* olmo2.c */
+nbl_status nbl__olmo_keys(nbl__config_keys *k, nbl__decoder *d);
+void nbl__olmo_layer(nbl__build *b, nbl__residual *h, int64_t layer);
 
 /* ---- weights ---- */
 
@@ -123,6 +155,9 @@ nbl__value nbl__part_weight(nbl__build *b, const char *name, nbl__weight_role ro
                             int64_t columns);
 /* A vector of n values, by its full name. Biases have the compute dtype, all others the checkpoint's. */
 nbl__value nbl__part_vector(nbl__build *b, const char *name, nbl__weight_role role, int64_t n);
+/* A trained parameter: the f32 master copy. In 16 bits small updates would be rounded away. */
+nbl__value nbl__part_master(nbl__build *b, const char *name, nbl__weight_role role, int rank, int64_t first,
+                            int64_t second);
 /* Checks that the model has a tensor of this shape. Otherwise b->problems gets a line. Returns the
  * tensor, or an empty stand-in; NULL only if memory has run out. */
 const nbl_weight *nbl__part_tensor(nbl__build *b, const char *name, nbl__weight_role role, int rank,

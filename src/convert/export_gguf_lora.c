@@ -30,6 +30,7 @@ static nbl_status check_contents(const nbl__export *e)
             return refuse(e, "the trained weight", p->replacements[i].name);
     for (int64_t i = 0; i < p->module_count; i++) {
         const nbl__peft_module *m = &p->modules[i];
+        if (m->experts) return refuse(e, "the adapter of experts", m->path);
         if (m->magnitude) return refuse(e, "DoRA of", m->path);
         if (m->b_bias) return refuse(e, "lora_bias of", m->path);
         if (e->merge.untied && strcmp(m->path, NBL_MODULE_HEAD) == 0)

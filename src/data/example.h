@@ -119,4 +119,7 @@ nbl_status nbl__example_label(const nbl__row_encoder *encoder, const nbl__datase
                               nbl__arena *arena, const nbl__example_text *example_text, const nbl_ids *lists,
                               nbl__labelled *out);
 
+/* True if the text occurs in the chat template. Linear in the template's size. */
+bool nbl__template_has(const nbl__row_encoder *encoder, const char *text);
+
 #endif

@@ -185,6 +185,46 @@ static nbl_status check_calls(const nbl__conversation *k, nbl_string text)
     return NBL_OK;
 }
 
+/* The thinking of a message, under one of the names that templates know; NULL: none. */
+static const nbl__json *thinking_of(const nbl__turn *turn)
+{
+    static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
+    for (int i = 0; i < 3; i++) {
+        const nbl__json *value = nbl__json_get(turn->message, names[i]);
+        if (nbl__json_is(value, NBL_JSON_STRING) && value->count) return value;
+    }
+    return NULL;
+}
+
+/* True if `part` occurs in the text. */
+static bool has_text(nbl_string text, const char *part, size_t size)
+{
+    const char *at = text.text, *end = at + text.size;
+    for (; (size_t)(end - at) >= size && (at = memchr(at, part[0], (size_t)(end - at))) != NULL; at++)
+        if ((size_t)(end - at) >= size && memcmp(at, part, size) == 0) return true;
+    return false;
+}
+
+/* Fails if a trained turn's thinking is not in the text of GPT-OSS's template, which renders that of the
+ * last turn alone. The turn would train the model to answer without thinking. */
+static nbl_status check_thinking(const nbl__conversation *k, nbl_string text)
+{
+    for (int64_t i = 0; i < k->count; i++) {
+        const nbl__json *thinking = k->turns[i].trained ? thinking_of(&k->turns[i]) : NULL;
+        if (thinking == NULL || has_text(text, thinking->string, (size_t)thinking->count)) continue;
+        if (!nbl__template_has(k->encoder, "<|channel|>analysis<|message|>")) return NBL_OK;
+        return nbl__hint(k->encoder->ctx,
+                         nbl__fail(k->encoder->ctx, NBL_ERROR_UNSUPPORTED,
+                                   "message %" PRId64
+                                   ": the chat template leaves out its thinking, as it does "
+                                   "with all turns but the last",
+                                   i + 1),
+                         "make a row of each answer that ends with it, or leave thinking out of the rows; "
+                         "skip_bad_rows: true drops such rows");
+    }
+    return NBL_OK;
+}
+
 /* ---- marks ---- */
 
 /* Converts the rendering's spans from characters to bytes. Spans come in the order in which
@@ -237,6 +277,7 @@ nbl_status nbl__example_chat(const nbl__row_encoder *encoder, const nbl__dataset
     nbl__part *part = example_text->parts = nbl__arena_alloc(arena, (size_t)(k.count + 1) * sizeof *part);
     char *copy = nbl__arena_alloc(arena, text.size + 1);
     nbl_status status = part && copy ? check_calls(&k, text) : NBL_ERROR_MEMORY;
+    if (status == NBL_OK) status = check_thinking(&k, text);
     if (status == NBL_OK) {
         if (text.size) memcpy(copy, text.text, text.size);
         bool marks = uses_marks(&k);

@@ -84,8 +84,7 @@ static nbl_status take_specials(nbl__row_encoder *s)
 
 /* ---- the template ---- */
 
-/* True if the text of `token` occurs in the chat template. */
-static bool template_has(const nbl__row_encoder *s, const char *token)
+bool nbl__template_has(const nbl__row_encoder *s, const char *token)
 {
     size_t size = strlen(token);
     for (int i = 0; i < s->template->count; i++) {
@@ -125,7 +124,7 @@ static nbl_status take_eots(nbl__row_encoder *s)
                                        "%s: eot_tokens: \"%.64s\" is %" PRId64 " tokens of %s",
                                        s->config->file, token, count, s->config->base_model),
                              "it must be one token of the model's tokenizer");
-        if (!template_has(s, token) && !(id == s->eos && template_has(s, "eos_token"))) {
+        if (!nbl__template_has(s, token) && !(id == s->eos && nbl__template_has(s, "eos_token"))) {
             nbl__log(s->ctx, NBL_LOG_WARNING,
                      "%s: eot_tokens: the chat template does not have \"%.64s\"; it is left out",
                      s->config->file, token);

@@ -6,6 +6,7 @@
 #include "format/gguf/gguf_model.h"
 #include "data/data_parts.h"
 #include "run/run.h"
+#include "text/files/tokenizer_files.h"
 
 /* vocab_size of a config.json, from 1; of a model with several parts, that of text_config, or the
  * architecture's default. */
@@ -96,9 +97,9 @@ static nbl_status find_tokenizer(nbl_run *run, nbl_tokenizer **tokenizer)
 {
     *tokenizer = run->data->encoder.tokenizer ? run->data->encoder.tokenizer : run->tokenizer;
     if (*tokenizer) return NBL_OK;
-    const char *path = nbl__arena_printf(&run->preview, "%s/tokenizer.json", run->config.base_model);
-    if (path == NULL) return NBL_ERROR_MEMORY;
-    if (!nbl__exists(path)) return NBL_OK;
+    const char *path;
+    NBL_TRY(nbl__tokenizer_find(&run->preview, run->config.base_model, &path));
+    if (path == NULL) return NBL_OK;
     NBL_TRY(nbl_tokenizer_open(run->ctx, path, &run->tokenizer));
     *tokenizer = run->tokenizer;
     return NBL_OK;

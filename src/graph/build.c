@@ -169,6 +169,7 @@ nbl__value nbl__build_rmsnorm(nbl__graph *g, const char *name, nbl__value x, nbl
     a->dtype = how->dtype;
     a->eps = how->eps;
     a->offset = how->offset;
+    a->scale = how->scale;
     a->round = (int)how->round;
     bind(g, &a->x, x);
     bind(g, &a->w, w);
@@ -249,6 +250,7 @@ nbl__value nbl__build_attention(nbl__graph *g, const char *name, nbl__value q, n
     bind(g, &a->k, k);
     bind(g, &a->v, v);
     bind(g, &a->cu_seqlens, cu_seqlens);
+    bind(g, &a->sinks, how->sinks);
     nbl__value out = nbl__graph_end(g);
     *lse = output(g, &a->lse);
     return out;
@@ -268,6 +270,7 @@ nbl__value nbl__build_attention_decode(nbl__graph *g, const char *name, nbl__val
     bind(g, &a->k, cache.keys);
     bind(g, &a->v, cache.values);
     bind(g, &a->lengths, cache.lengths);
+    bind(g, &a->sinks, how->sinks);
     return nbl__graph_end(g);
 }
 
@@ -290,6 +293,7 @@ nbl__value nbl__build_attention_step(nbl__graph *g, const char *name, nbl__value
     bind(g, &a->keys, cache.keys);
     bind(g, &a->values, cache.values);
     bind(g, &a->lengths, cache.lengths);
+    bind(g, &a->sinks, how->sinks);
     return nbl__graph_end(g);
 }
 
@@ -352,6 +356,16 @@ nbl__value nbl__build_argmax(nbl__graph *g, const char *name, nbl__value x, nbl_
     nbl__value best = nbl__graph_end(g);
     *non_finite = output(g, &a->non_finite);
     return best;
+}
+
+nbl__value nbl__build_scale(nbl__graph *g, const char *name, nbl__value x, float factor, nbl_dtype dtype)
+{
+    nbl__scale *a = nbl__graph_begin(g, &nbl__scale_family, name);
+    if (a == NULL) return 0;
+    a->dtype = dtype;
+    a->factor = factor;
+    bind(g, &a->x, x);
+    return nbl__graph_end(g);
 }
 
 nbl__value nbl__build_add(nbl__graph *g, const char *name, nbl__value x, nbl__value y, nbl_dtype dtype)

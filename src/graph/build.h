@@ -63,6 +63,7 @@ nbl__value nbl__build_split_heads(nbl__graph *g, const char *name, nbl__value x,
 typedef struct nbl__norm_options {
     nbl_dtype dtype;
     float eps, offset;    /* the weight is w + offset */
+    float scale;          /* of the result; 0: 1 */
     nbl_norm_round round; /* when the quotient is rounded */
 } nbl__norm_options;
 
@@ -91,10 +92,11 @@ nbl__value nbl__build_gated_norm(nbl__graph *g, const char *name, nbl__value x, 
 
 typedef struct nbl__attention_options {
     nbl_dtype dtype;
-    float scale;    /* of scores; 0: 1 / sqrt(head_dim) */
-    float softcap;  /* of scores; 0: none */
-    int64_t window; /* tokens that a query sees, itself included; 0: all */
-    int64_t chunk;  /* a query sees keys of its own block of this many positions; 0: all */
+    float scale;      /* of scores; 0: 1 / sqrt(head_dim) */
+    float softcap;    /* of scores; 0: none */
+    int64_t window;   /* tokens that a query sees, itself included; 0: all */
+    int64_t chunk;    /* a query sees keys of its own block of this many positions; 0: all */
+    nbl__value sinks; /* [heads]: a logit of each head that joins the softmax; 0: none */
 } nbl__attention_options;
 
 /* The state of one layer for generation: keys, values [sequences, rows, heads, head_dim], and the
@@ -158,6 +160,8 @@ nbl__value nbl__build_cross_entropy(nbl__graph *g, const char *name, nbl__value 
 nbl__value nbl__build_take_rows(nbl__graph *g, const char *name, nbl__value x, nbl__value rows);
 /* Index of the largest value of each row. *non_finite gets the index of a NaN or infinity, or -1. */
 nbl__value nbl__build_argmax(nbl__graph *g, const char *name, nbl__value x, nbl__value *non_finite);
+/* x·factor */
+nbl__value nbl__build_scale(nbl__graph *g, const char *name, nbl__value x, float factor, nbl_dtype dtype);
 nbl__value nbl__build_add(nbl__graph *g, const char *name, nbl__value x, nbl__value y, nbl_dtype dtype);
 
 #endif

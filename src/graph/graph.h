@@ -44,9 +44,12 @@ typedef enum nbl__weight_role {
     NBL_WEIGHT_EMBEDDING, /* rows by token id; also the head's weight if the two are tied */
     NBL_WEIGHT_HEAD,      /* hidden states to logits */
     NBL_WEIGHT_LINEAR,    /* of a linear layer inside a layer of the transformer */
+    NBL_WEIGHT_ROUTER,    /* hidden states to logits of experts; never quantized */
+    NBL_WEIGHT_EXPERTS,   /* a stack of matrices, one per expert */
     NBL_WEIGHT_NORM,
     NBL_WEIGHT_RECURRENT, /* of a recurrence: its convolution, its decays */
     NBL_WEIGHT_BIAS,
+    NBL_WEIGHT_SINKS, /* logits of heads that join attention's softmax */
     NBL_WEIGHT_LORA_A,
     NBL_WEIGHT_LORA_B,
     NBL_WEIGHT_MAGNITUDE /* of DoRA */

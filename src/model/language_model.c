@@ -11,9 +11,11 @@
 #include <float.h>
 #include <unistd.h>
 
+#include "base/hash.h"
 #include "device/device.h"
 #include "format/hf/text_part.h"
 #include "quant/non_finite.h"
+#include "quant/quant.h"
 #include "quant/weight.h"
 
 /* ---- weights ---- */
@@ -35,8 +37,37 @@ static bool is_saved(const nbl__peft *p, const char *name)
            (nbl__peft_is_new(p) || nbl__peft_replacement_find(p, name) != NULL);
 }
 
+nbl_status nbl__model_make_entries(nbl_model *m, int64_t count)
+{
+    m->weights = nbl__arena_alloc(&m->arena, (size_t)(count + 1) * sizeof *m->weights);
+    for (m->by_name_size = 16; m->by_name_size < 2 * (count + 1);) m->by_name_size *= 2;
+    m->by_name = nbl__arena_alloc(&m->arena, (size_t)m->by_name_size * sizeof *m->by_name);
+    return m->weights && m->by_name ? NBL_OK : NBL_ERROR_MEMORY;
+}
+
+/* The slot of the table that has this name, or the free one where it belongs. */
+static int32_t *slot_of(const nbl_model *m, const char *name)
+{
+    uint64_t mask = (uint64_t)m->by_name_size - 1, at = nbl__hash(0, name, strlen(name)) & mask;
+    while (m->by_name[at] && strcmp(m->weights[m->by_name[at] - 1].name, name) != 0) at = (at + 1) & mask;
+    return &m->by_name[at];
+}
+
+struct nbl__weight_entry *nbl__model_add(nbl_model *m, const char *name)
+{
+    struct nbl__weight_entry *entry = &m->weights[m->weight_count++];
+    *entry = (struct nbl__weight_entry){.name = name, .stack = -1};
+    int32_t *slot = m->by_name ? slot_of(m, name) : NULL;
+    if (slot && *slot == 0) *slot = (int32_t)m->weight_count; /* of equal names the first is found */
+    return entry;
+}
+
 struct nbl__weight_entry *nbl__model_find(const nbl_model *m, const char *name)
 {
+    if (m->by_name) {
+        int32_t at = *slot_of(m, name);
+        return at ? &m->weights[at - 1] : NULL;
+    }
     for (int64_t i = 0; i < m->weight_count; i++)
         if (strcmp(m->weights[i].name, name) == 0) return &m->weights[i];
     return NULL;
@@ -57,8 +88,8 @@ bool nbl__model_trains(const nbl_model *m, const char *name)
     return m->peft && is_saved(m->peft, name);
 }
 
-/* The storage format in memory of the linear layers inside the transformer's layers. Those are what
- * transformers quantizes of these architectures. */
+/* The storage format in memory of the linear layers inside the transformer's layers, which are what
+ * transformers quantizes of these architectures, and of experts. */
 typedef struct load_options {
     bool converts; /* false: keep the stored format */
     nbl_quantize_options how;
@@ -80,14 +111,31 @@ static nbl_status check_load_options(nbl_model *m, const nbl_model_options *opti
 
 /* plan_only: gives the entry the format and shape it would have, without data. A plan only tests
  * whether nested_scales is NULL, so it gets a pointer to one number. */
-static void describe_entry(struct nbl__weight_entry *entry, const nbl_quantize_options *how)
+static void describe_entry(const nbl_model *m, struct nbl__weight_entry *entry,
+                           const nbl_quantize_options *how)
 {
     static const float stand_in;
     nbl_weight w = {
         .format = how->format, .dtype = entry->weight.dtype, .rank = entry->weight.rank, .block = how->block};
     memcpy(w.shape, entry->weight.shape, sizeof w.shape);
     if (how->nested) w.nested_scales = &stand_in;
+    if (w.rank == 3 && nbl__experts_transposed(&m->decoder, &entry->weight))
+        w.shape[1] = entry->weight.shape[2], w.shape[2] = entry->weight.shape[1];
+    if (w.rank == 3) { /* graphs look at pointers of stacks; nothing reads them */
+        w.data = w.scale_codes = (const uint8_t *)&stand_in;
+        w.scales = w.nested_table = &stand_in;
+        w.nested_block = how->nested ? NBL_NESTED_BLOCK : 0;
+    }
     entry->weight = w;
+}
+
+/* True if --load quantizes this weight. Experts that are packed already stay as they are: GPT-OSS's in
+ * MXFP4 go with linear layers in another format. */
+static bool is_converted(const struct nbl__weight_entry *entry, const load_options *load)
+{
+    if (!load->converts) return false;
+    return entry->role == NBL_WEIGHT_LINEAR ||
+           (entry->role == NBL_WEIGHT_EXPERTS && entry->weight.format == NBL_FORMAT_DENSE);
 }
 
 /* Assigns addresses in `cut` to the parts of a quantized weight; with cut->memory NULL it only
@@ -101,7 +149,11 @@ static nbl_status cut_parts(nbl_model *m, const struct nbl__weight_entry *entry,
     const nbl_weight *w = &entry->weight;
     NBL_CHECK(m->ctx, w->format == NBL_FORMAT_DENSE, NBL_ERROR_ARGUMENT, "%s: tensor \"%s\" is %s already",
               m->path, entry->name, nbl_format_name(w->format));
-    NBL_TRY(nbl_quantize_sizes(m->ctx, &load->how, w->rank, w->shape, &sizes));
+    int64_t shape[NBL_MAX_RANK];
+    memcpy(shape, w->shape, sizeof shape);
+    if (w->rank == 3 && nbl__experts_transposed(&m->decoder, w))
+        shape[1] = w->shape[2], shape[2] = w->shape[1];
+    NBL_TRY(nbl_quantize_sizes(m->ctx, &load->how, w->rank, shape, &sizes));
     *parts = (nbl_quantized_parts){0};
     *temporary = load->how.nested ? sizes.scales : 0;
     parts->data = nbl__bump_alloc(bump, sizes.data);
@@ -120,7 +172,7 @@ static nbl_status reserve_quantized(nbl_model *m, const load_options *load)
     size_t temporary;
     if (!load->converts || m->plan_only) return NBL_OK;
     for (int64_t i = 0; i < m->weight_count; i++)
-        if (m->weights[i].role == NBL_WEIGHT_LINEAR)
+        if (is_converted(&m->weights[i], load))
             NBL_TRY(cut_parts(m, &m->weights[i], load, &bump, &parts, &temporary));
     m->quantized = nbl__alloc(m->ctx, bump.used);
     m->quantized_bytes = bump.used;
@@ -147,6 +199,46 @@ static nbl_status refuse_non_finite(const nbl_model *m, const char *name, const 
                      "repair the weights, or accept them with nibble quantize --allow-non-finite");
 }
 
+/* The source of a stack's matrices. */
+typedef struct stack_source {
+    nbl_context *ctx;
+    nbl_weight stack, flat; /* flat: a stack in one piece as one matrix */
+    bool transposed;
+    void *matrix; /* of a transposed stack: one matrix, its outputs first */
+} stack_source;
+
+static nbl_status read_piece(void *user, int64_t i, const void **values)
+{
+    const stack_source *s = user;
+    if (s->stack.members) return *values = s->stack.members[i].data, NBL_OK;
+    int64_t rows = s->stack.shape[1], at = i * rows;
+    *values = (const uint8_t *)s->flat.data + (size_t)(at * s->stack.shape[2]) * nbl__size_of(s->stack.dtype);
+    if (!s->transposed) return NBL_OK;
+    *values = s->matrix;
+    return nbl__dequantize_host(s->ctx, &s->flat, at, at + rows, s->stack.dtype, true, s->matrix);
+}
+
+/* Quantizes a stack of experts matrix by matrix, each as [out, in]. */
+static nbl_status quantize_stack(nbl_model *m, struct nbl__weight_entry *entry, const load_options *load,
+                                 const nbl_quantized_parts *parts, int64_t *non_finite)
+{
+    const nbl_weight *w = &entry->weight;
+    bool transposed = nbl__experts_transposed(&m->decoder, w);
+    stack_source source = {.ctx = m->ctx, .stack = *w, .flat = nbl__stack_flat(w), .transposed = transposed};
+    int64_t shape[3] = {w->shape[0], w->shape[transposed ? 2 : 1], w->shape[transposed ? 1 : 2]};
+    size_t bytes = (size_t)(shape[1] * shape[2]) * nbl__size_of(w->dtype);
+    if (transposed && (source.matrix = nbl__alloc(m->ctx, bytes)) == NULL) return NBL_ERROR_MEMORY;
+    nbl_status status = nbl__quantize_stack(m->ctx, &load->how, w->dtype, shape,
+                                            w->members ? w->member_count : w->shape[0], read_piece, &source,
+                                            parts, &entry->weight, non_finite);
+    nbl__free(m->ctx, source.matrix, bytes);
+    for (int64_t i = 0; m->checkpoint && i < source.stack.member_count; i++)
+        nbl__checkpoint_drop_file(m->checkpoint, source.stack.members[i].data);
+    if (*non_finite == 0) return status;
+    return nbl__fail(m->ctx, NBL_ERROR_DTYPE, "%s: experts \"%s\": %" PRId64 " values are not finite",
+                     m->path, entry->name, *non_finite);
+}
+
 /* Replaces a dense weight by its quantized form in m->quantized, and frees the dense source. */
 static nbl_status quantize_entry(nbl_model *m, struct nbl__weight_entry *entry, const load_options *load)
 {
@@ -154,7 +246,7 @@ static nbl_status quantize_entry(nbl_model *m, struct nbl__weight_entry *entry, 
     nbl__bump bump = {m->quantized, m->quantized_used};
     size_t temporary;
     nbl_weight w = entry->weight;
-    if (m->plan_only) return describe_entry(entry, &load->how), NBL_OK;
+    if (m->plan_only) return describe_entry(m, entry, &load->how), NBL_OK;
     NBL_TRY(cut_parts(m, entry, load, &bump, &parts, &temporary));
     assert(bump.used <= m->quantized_bytes); /* reserve_quantized has counted the same parts */
     m->quantized_used = bump.used;
@@ -162,33 +254,31 @@ static nbl_status quantize_entry(nbl_model *m, struct nbl__weight_entry *entry, 
     if (scales == NULL) return NBL_ERROR_MEMORY;
     if (load->how.nested) parts.scales = scales;
     int64_t non_finite;
-    nbl_status status = nbl__quantize(m->ctx, &load->how, w.dtype, w.rank, w.shape, w.data, &parts,
-                                      &entry->weight, &non_finite);
-    if (non_finite > 0) status = refuse_non_finite(m, entry->name, &w, load->how.format, non_finite);
+    bool stack = entry->role == NBL_WEIGHT_EXPERTS;
+    nbl_status status = stack ? quantize_stack(m, entry, load, &parts, &non_finite)
+                              : nbl__quantize(m->ctx, &load->how, w.dtype, w.rank, w.shape, w.data, &parts,
+                                              &entry->weight, &non_finite);
+    if (non_finite > 0 && !stack)
+        status = refuse_non_finite(m, entry->name, &w, load->how.format, non_finite);
     nbl__free(m->ctx, scales, temporary);
     /* Free the source at once: loading needs the memory of the result and of one source weight. */
     nbl__free(m->ctx, entry->memory, entry->bytes);
     entry->memory = NULL;
-    if (m->checkpoint) nbl__checkpoint_drop_file(m->checkpoint, w.data);
+    if (m->checkpoint && w.data) nbl__checkpoint_drop_file(m->checkpoint, w.data);
     return status;
 }
 
 static nbl_status convert_arrived(nbl_model *m, struct nbl__weight_entry *entry, const load_options *load)
 {
-    return load->converts && entry->role == NBL_WEIGHT_LINEAR ? quantize_entry(m, entry, load) : NBL_OK;
+    return is_converted(entry, load) ? quantize_entry(m, entry, load) : NBL_OK;
 }
 
 /* Makes one entry per weight of the text model. Only --load touches the data. */
 static nbl_status hold_checkpoint(nbl_model *m, const load_options *load)
 {
-    const nbl_checkpoint *c = m->checkpoint;
-    m->weights = nbl__arena_alloc(&m->arena, (size_t)(c->tensor_count + 1) * sizeof *m->weights);
-    if (m->weights == NULL) return NBL_ERROR_MEMORY;
-    for (int64_t i = 0; i < c->tensor_count; i++)
-        if (c->text_names[i])
-            m->weights[m->weight_count++] = (struct nbl__weight_entry){.name = c->text_names[i],
-                                                                       .weight = c->tensors[i].weight};
+    NBL_TRY(nbl__model_hold_checkpoint(m));
     NBL_TRY(nbl__model_find_roles(m));
+    if (m->misfits) return nbl__model_check(m); /* the weights are not all there */
     NBL_TRY(reserve_quantized(m, load));
     for (int64_t i = 0; i < m->weight_count; i++) {
         NBL_TRY(nbl__progress_poll(m->ctx, m->weights[i].name));
@@ -202,14 +292,11 @@ static nbl_status hold_checkpoint(nbl_model *m, const load_options *load)
 static nbl_status hold_gguf(nbl_model *m, const load_options *load)
 {
     const nbl__file *file = &m->gguf->gguf->file;
-    m->weight_count = m->gguf->weight_count;
-    m->weights = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *m->weights);
-    if (m->weights == NULL) return NBL_ERROR_MEMORY;
-    for (int64_t i = 0; i < m->weight_count; i++) {
+    NBL_TRY(nbl__model_make_entries(m, m->gguf->weight_count));
+    for (int64_t i = 0; i < m->gguf->weight_count; i++) {
         const nbl__gguf_weight *from = &m->gguf->weights[i];
         bool vector = nbl__gguf_weight_rank(from) == 1;
-        m->weights[i].name = from->name;
-        m->weights[i].weight = (nbl_weight){
+        nbl__model_add(m, from->name)->weight = (nbl_weight){
             .format = NBL_FORMAT_DENSE,
             .dtype = vector ? NBL_DTYPE_F32 : m->dtype,
             .rank = vector ? 1 : 2,
@@ -259,9 +346,9 @@ static nbl_status give_own_head(nbl_model *m)
     const struct nbl__weight_entry *embedding = nbl__model_find_role(m, NBL_WEIGHT_EMBEDDING);
     struct nbl__weight_entry *head = nbl__model_find(m, head_name);
     if (!m->decoder.tied || embedding == NULL || !nbl__peft_unties(m->peft)) return NBL_OK;
-    if (head == NULL) head = &m->weights[m->weight_count++]; /* there is room for one more */
+    if (head == NULL) head = nbl__model_add(m, head_name); /* there is room for one more */
     *head = (struct nbl__weight_entry){
-        .name = head_name, .weight = embedding->weight, .role = NBL_WEIGHT_HEAD};
+        .name = head_name, .weight = embedding->weight, .stack = -1, .role = NBL_WEIGHT_HEAD};
     m->decoder.tied = false;
     return NBL_OK;
 }
@@ -274,6 +361,8 @@ static nbl__peft_kind peft_kind(const nbl_model *m, const struct nbl__weight_ent
     case NBL_WEIGHT_LINEAR: return NBL_PEFT_LINEAR;
     case NBL_WEIGHT_EMBEDDING: return NBL_PEFT_EMBEDDING;
     case NBL_WEIGHT_HEAD: return NBL_PEFT_HEAD;
+    case NBL_WEIGHT_ROUTER: return NBL_PEFT_ROUTER;
+    case NBL_WEIGHT_EXPERTS: return NBL_PEFT_EXPERTS;
     default: return m->decoder.tied && strcmp(entry->name, head_name) == 0 ? NBL_PEFT_HEAD : NBL_PEFT_OTHER;
     }
 }
@@ -284,9 +373,15 @@ static nbl_status list_tensors(nbl_model *m, nbl__peft_tensor **list, int64_t *c
 {
     nbl__peft_tensor *tensors = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *tensors);
     if (tensors == NULL) return NBL_ERROR_MEMORY;
-    for (int64_t i = 0; i < m->weight_count; i++)
-        tensors[i] = (nbl__peft_tensor){m->weights[i].name, m->weights[i].weight.rank,
-                                        m->weights[i].weight.shape, peft_kind(m, &m->weights[i])};
+    for (int64_t i = 0; i < m->weight_count; i++) {
+        const nbl_weight *w = &m->weights[i].weight;
+        tensors[i] = (nbl__peft_tensor){m->weights[i].name, w->rank, w->shape, peft_kind(m, &m->weights[i])};
+        if (tensors[i].kind != NBL_PEFT_EXPERTS || !nbl__experts_transposed(&m->decoder, w)) continue;
+        int64_t *shape = nbl__arena_alloc(&m->arena, 3 * sizeof *shape);
+        if (shape == NULL) return NBL_ERROR_MEMORY;
+        shape[0] = w->shape[0], shape[1] = w->shape[2], shape[2] = w->shape[1];
+        tensors[i].shape = shape;
+    }
     *list = tensors;
     *count = m->weight_count;
     const struct nbl__weight_entry *embedding = nbl__model_find_role(m, NBL_WEIGHT_EMBEDDING);
@@ -303,8 +398,8 @@ nbl_status nbl__model_new_adapter(nbl_model *m, const char *where, const nbl__pe
     NBL_TRY(list_tensors(m, &tensors, &count));
     NBL_TRY(nbl__peft_list_targets(&m->arena, tensors, count, &targets, &target_count));
     const nbl__text_part *part = nbl__text_part_of(m->config);
-    NBL_TRY(
-        nbl__peft_new(m->ctx, where, settings, part ? part->prefix : NULL, targets, target_count, &m->peft));
+    NBL_TRY(nbl__peft_new(m->ctx, where, m->decoder.arch->model_type, settings, part ? part->prefix : NULL,
+                          targets, target_count, &m->peft));
     return give_own_head(m);
 }
 

@@ -41,6 +41,7 @@ struct nbl_model {
         nbl_weight weight; /* in the host's memory: format, shape and pointers */
         void *memory; /* owned copy of `bytes` bytes (GGUF); NULL: data lies in a file or in `quantized` */
         size_t bytes;
+        int32_t stack;         /* of expert_stacks.c while it runs; -1: none */
         bool used;             /* a graph builder asked for this weight */
         nbl__weight_role role; /* what for; NBL_WEIGHT_NONE: no builder has asked */
         /* Training on a device keeps this weight dequantized to the compute dtype (residence.c). */
@@ -53,7 +54,11 @@ struct nbl_model {
         nbl_weight as_used;
     } * weights;
     int64_t weight_count;
-    void *quantized; /* owned: all weights that --load quantized, one after the other; or NULL */
+    /* Hash table of the entries by name: indices + 1, 0: free. A power of two slots; NULL: no table. */
+    int32_t *by_name;
+    int64_t by_name_size;
+    const char *misfits; /* tensors of experts that do not fit, for nbl__model_check; NULL: none */
+    void *quantized;     /* owned: all weights that --load quantized, one after the other; or NULL */
     size_t quantized_bytes, quantized_used;
 
     struct nbl__upload { /* one allocation that holds uploaded weights; freed by nbl__upload_free */
@@ -75,12 +80,21 @@ struct nbl_model {
  * compute dtype. Entries marked `on_host` count 0. Returns 0 with `train_all`: the trained copies
  * are parameters of the plan. */
 uint64_t nbl__model_bytes(const nbl_model *model, bool train);
-/* The weight entry of this name; NULL: none. Linear search. */
+/* Makes room for `count` entries and one more, and the table of their names. */
+nbl_status nbl__model_make_entries(nbl_model *model, int64_t count);
+/* Adds an entry. There is room. The name is not copied. */
+struct nbl__weight_entry *nbl__model_add(nbl_model *model, const char *name);
+/* The weight entry of this name; NULL: none. */
 struct nbl__weight_entry *nbl__model_find(const nbl_model *model, const char *name);
 /* The first weight entry of this role; NULL: none. Linear search. */
 struct nbl__weight_entry *nbl__model_find_role(const nbl_model *model, nbl__weight_role role);
 /* True if training changes this tensor: `train_all`, a name in `trained`, or modules_to_save. */
 bool nbl__model_trains(const nbl_model *model, const char *name);
+
+/* ---- expert_stacks.c ---- */
+
+/* Makes the entries of a checkpoint's tensors; tensors of single experts become stacks. */
+nbl_status nbl__model_hold_checkpoint(nbl_model *model);
 
 /* ---- upload.c ---- */
 

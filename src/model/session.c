@@ -47,6 +47,7 @@ static bool is_trained(void *user, const char *name)
  * rotary_emb.inv_freq, a buffer in older files, and lm_head.weight of a model with a tied head. */
 static nbl_status refuse_misfits(const nbl_model *m, nbl__text *problems)
 {
+    if (m->misfits) nbl__text_printf(problems, "%s", m->misfits);
     for (int64_t i = 0; i < m->weight_count; i++) {
         const struct nbl__weight_entry *entry = &m->weights[i];
         if (entry->used || nbl__ends_with(entry->name, "rotary_emb.inv_freq")) continue;
@@ -67,8 +68,8 @@ static const nbl__stored *adapter_tensor(const nbl_model *m, const char *name)
 {
     for (int64_t i = 0; m->peft && i < m->peft->module_count; i++) {
         const nbl__peft_module *it = &m->peft->modules[i];
-        size_t n = strlen(it->path);
-        if (strncmp(it->path, name, n) != 0 || name[n] != '.') continue;
+        size_t n = strlen(it->stem);
+        if (strncmp(it->stem, name, n) != 0 || name[n] != '.') continue;
         if (strcmp(name + n + 1, "lora_A.weight") == 0) return it->a;
         if (strcmp(name + n + 1, "lora_B.weight") == 0) return it->b;
         if (strcmp(name + n + 1, "lora_magnitude_vector") == 0) return it->magnitude;

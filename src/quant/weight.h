@@ -50,6 +50,14 @@ nbl_status nbl__dequantize_rows(nbl_context *ctx, const nbl_weight *weight, int6
                                 int64_t row_end, nbl_dtype dtype, bool transpose, void *out);
 nbl_status nbl__dequantize_host(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin,
                                 int64_t row_end, nbl_dtype dtype, bool transpose, void *out);
+/* nbl__quantize for a stack [matrices, rows, columns] whose values come in pieces: matrices, or equal parts
+ * of them. `read` gives the values of piece i, which are used until the next call. A piece is whole
+ * blocks; else NBL_ERROR_SHAPE. Nested scales are those of the stack. */
+typedef nbl_status (*nbl__read_piece_fn)(void *user, int64_t i, const void **values);
+nbl_status nbl__quantize_stack(nbl_context *ctx, const nbl_quantize_options *options, nbl_dtype dtype,
+                               const int64_t shape[3], int64_t pieces, nbl__read_piece_fn read, void *user,
+                               const nbl_quantized_parts *parts, nbl_weight *weight, int64_t *non_finite);
+
 /* ---- stacks of matrices: [matrices, rows, columns] (nbl_weight.members) ---- */
 
 /* Checks a stack: rank 3, and members that are alike and fit its shape. Pointers are checked of a stack in one piece

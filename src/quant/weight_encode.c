@@ -230,6 +230,44 @@ nbl_status nbl__quantize(nbl_context *ctx, const nbl_quantize_options *options, 
     return NBL_OK;
 }
 
+nbl_status nbl__quantize_stack(nbl_context *ctx, const nbl_quantize_options *options, nbl_dtype dtype,
+                               const int64_t shape[3], int64_t pieces, nbl__read_piece_fn read, void *user,
+                               const nbl_quantized_parts *parts, nbl_weight *weight, int64_t *non_finite)
+{
+    plan p;
+    *non_finite = 0;
+    NBL_TRY(plan_quantize(ctx, options, 3, shape, &p));
+    NBL_CHECK(ctx, pieces > 0 && p.rows % pieces == 0, NBL_ERROR_SHAPE, "quantize: %" PRId64 " pieces of %s",
+              pieces, nbl__show_shape(3, shape).text);
+    int64_t rows = p.rows / pieces, n = rows * p.columns, piece_shape[2] = {rows, p.columns};
+    NBL_CHECK(ctx, p.block == 0 || n % p.block == 0, NBL_ERROR_SHAPE,
+              "quantize: matrices of %s in a stack are no multiple of a block of %" PRId64 " values",
+              nbl__show_shape(2, piece_shape).text, p.block);
+    /* Blocks do not straddle pieces, so each piece fills its own part of the stack's. */
+    nbl_quantize_options single = *options;
+    single.nested = NBL_NESTED_NONE;
+    for (int64_t i = 0; i < pieces; i++) {
+        const void *values;
+        nbl_weight unused;
+        int64_t found, scale = i * (p.block ? n / p.block : rows);
+        nbl_quantized_parts at = {.data = parts->data +
+                                          (options->format == NBL_FORMAT_INT8 ? i * n : i * n / 2),
+                                  .scales = parts->scales ? parts->scales + scale : NULL,
+                                  .scale_codes = parts->scale_codes ? parts->scale_codes + scale : NULL};
+        NBL_TRY(read(user, i, &values));
+        NBL_TRY(nbl__quantize(ctx, &single, dtype, 2, piece_shape, values, &at, &unused, &found));
+        *non_finite += found;
+    }
+    nbl_weight made = {
+        .format = options->format, .dtype = dtype, .rank = 3, .data = parts->data, .block = p.block};
+    memcpy(made.shape, shape, 3 * sizeof *shape);
+    if (options->format == NBL_FORMAT_MXFP4) made.scale_codes = parts->scale_codes;
+    else made.scales = parts->scales;
+    if (p.nested_blocks > 0) NBL_TRY(nest_scales(ctx, &p, options->nested == NBL_NESTED_GRID, parts, &made));
+    *weight = made;
+    return NBL_OK;
+}
+
 nbl_status nbl_quantize(nbl_context *ctx, const nbl_quantize_options *given, nbl_dtype dtype, int rank,
                         const int64_t *shape, const void *values, const nbl_quantized_parts *parts,
                         nbl_weight *weight)

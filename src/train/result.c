@@ -73,8 +73,10 @@ static nbl_status describe(nbl__arena *arena, const nbl__peft *peft, const nbl__
     if (d->settings.task_type == NULL) d->settings.task_type = "CAUSAL_LM";
     for (int64_t i = 0; i < peft->module_count; i++) {
         modules[i].path = peft->modules[i].path;
-        NBL_TRY(find_part(arena, o, modules[i].path, "lora_A.weight", &modules[i].a));
-        NBL_TRY(find_part(arena, o, modules[i].path, "lora_B.weight", &modules[i].b));
+        modules[i].stem = peft->modules[i].stem;
+        modules[i].is_experts = peft->modules[i].experts > 0;
+        NBL_TRY(find_part(arena, o, modules[i].stem, "lora_A.weight", &modules[i].a));
+        NBL_TRY(find_part(arena, o, modules[i].stem, "lora_B.weight", &modules[i].b));
         if (peft->settings.dora)
             NBL_TRY(find_part(arena, o, modules[i].path, "lora_magnitude_vector", &modules[i].magnitude));
     }

@@ -3,6 +3,7 @@
 #include "train/result_text.h"
 
 #include "base/file/file.h"
+#include "text/files/tokenizer_files.h"
 #include "text/tokenizer/tokenizer.h"
 #include "data/row_encoder.h"
 
@@ -12,10 +13,10 @@ static nbl_status find_ids(nbl_context *ctx, const nbl__run_config *config, nbl_
 {
     nbl__arena arena = nbl__arena_make(ctx);
     nbl_tokenizer *tokenizer = NULL;
-    const char *path = nbl__arena_printf(&arena, "%s/tokenizer.json", config->base_model);
-    nbl_status status = path ? NBL_OK : NBL_ERROR_MEMORY;
-    if (path && nbl__exists(path)) status = nbl_tokenizer_open(ctx, path, &tokenizer);
-    else if (nbl__ends_with(config->base_model, ".gguf"))
+    const char *path;
+    nbl_status status = nbl__tokenizer_find(&arena, config->base_model, &path);
+    if (path) status = nbl_tokenizer_open(ctx, path, &tokenizer);
+    else if (status == NBL_OK && nbl__ends_with(config->base_model, ".gguf"))
         status = nbl_tokenizer_open(ctx, config->base_model, &tokenizer);
     for (int i = 0; tokenizer && i < changes->token_count; i++) {
         struct nbl__special_token *token = &changes->tokens[i];

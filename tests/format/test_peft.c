@@ -97,7 +97,6 @@ static void options_that_change_the_adapter_are_refused_by_name(void **state)
         {"alora_invocation_tokens", "[1, 2]"},
         {"trainable_token_indices", "[1]"},
         {"trainable_token_indices", "{\"embed_tokens\": [1]}"},
-        {"target_parameters", "[\"a\"]"},
         {"layer_replication", "[[0, 2]]"},
         {"megatron_config", "{\"a\": 1}"},
         {"loftq_config", "{\"loftq_bits\": 4}"},
@@ -266,11 +265,11 @@ typedef struct adapter {
 static const char *const target_names[] = {"q_proj", "embed_tokens"};
 static const char *const saved_names[] = {"lm_head"};
 static const nbl__peft_target expected_targets[] = {
-    {"model.embed_tokens", NBL_PEFT_EMBEDDING, WIDTH, VOCABULARY},
-    {"model.layers.0.q_proj", NBL_PEFT_LINEAR, WIDTH, WIDTH},
-    {"model.layers.0.norm", NBL_PEFT_OTHER, WIDTH, 0},
-    {"model.layers.1.q_proj", NBL_PEFT_LINEAR, WIDTH, WIDTH},
-    {"lm_head", NBL_PEFT_HEAD, VOCABULARY, WIDTH},
+    {"model.embed_tokens", NBL_PEFT_EMBEDDING, WIDTH, VOCABULARY, 0},
+    {"model.layers.0.q_proj", NBL_PEFT_LINEAR, WIDTH, WIDTH, 0},
+    {"model.layers.0.norm", NBL_PEFT_OTHER, WIDTH, 0, 0},
+    {"model.layers.1.q_proj", NBL_PEFT_LINEAR, WIDTH, WIDTH, 0},
+    {"lm_head", NBL_PEFT_HEAD, VOCABULARY, WIDTH, 0},
 };
 
 static void make_adapter(adapter *a, bool dora)

@@ -230,6 +230,9 @@ GOLDEN(gemma3_with_two_ropes_is_as_transformers_has_it, "gemma3", "bf16", "dora"
 GOLDEN(the_text_model_of_gemma3_with_vision_is_as_transformers_has_it, "gemma3-vision", "bf16", "lora", NULL)
 GOLDEN(phi3_with_a_window_is_as_transformers_has_it, "phi3", "bf16", "lora", "dora")
 GOLDEN(qwen3_5_with_states_is_as_transformers_has_it, "qwen3_5", "bf16", "lora", "dora")
+GOLDEN(olmo2_with_norms_behind_its_blocks_is_as_transformers_has_it, "olmo2", "bf16", "lora", "dora")
+GOLDEN(olmo3_with_two_ropes_is_as_transformers_has_it, "olmo3", "bf16", "lora", NULL)
+GOLDEN(granite_with_its_multipliers_is_as_transformers_has_it, "granite", "bf16", "lora", "dora")
 GOLDEN(linear_rope_is_as_transformers_has_it, "rope-linear", "bf16", NULL, NULL)
 GOLDEN(llama3_rope_is_as_transformers_has_it, "rope-llama3", "bf16", NULL, NULL)
 GOLDEN(yarn_is_as_transformers_has_it, "rope-yarn", "bf16", NULL, NULL)
@@ -361,6 +364,21 @@ static void what_phi3_has_not_is_refused_by_the_name_of_the_key(void **state)
     assert_refused("phi3", cases, sizeof cases / sizeof *cases);
 }
 
+static void multipliers_of_granite_must_be_positive(void **state)
+{
+    (void)state;
+    static const bent cases[] = {
+        {"embedding_multiplier", "0", NBL_ERROR_FORMAT, "embedding_multiplier is not positive"},
+        {"residual_multiplier", "-1", NBL_ERROR_FORMAT, "residual_multiplier is not positive"},
+        {"attention_multiplier", "0", NBL_ERROR_FORMAT, "attention_multiplier is not positive"},
+        {"attention_multiplier", "NaN", NBL_ERROR_FORMAT, "attention_multiplier is not a number"},
+        {"logits_scaling", "1e-40", NBL_ERROR_FORMAT, "logits_scaling"},
+        {"logits_scaling", "\"8\"", NBL_ERROR_FORMAT, "logits_scaling is not a number"},
+        {"logit_scale", "2", NBL_ERROR_UNSUPPORTED, "the key logit_scale is not understood"},
+    };
+    assert_refused("granite", cases, sizeof cases / sizeof *cases);
+}
+
 static void ids_outside_the_vocabulary_are_refused_with_their_index(void **state)
 {
     (void)state;
@@ -398,6 +416,10 @@ int main(void)
         cmocka_unit_test(the_text_model_of_gemma3_with_vision_is_as_transformers_has_it),
         cmocka_unit_test(phi3_with_a_window_is_as_transformers_has_it),
         cmocka_unit_test(qwen3_5_with_states_is_as_transformers_has_it),
+        cmocka_unit_test(olmo2_with_norms_behind_its_blocks_is_as_transformers_has_it),
+        cmocka_unit_test(olmo3_with_two_ropes_is_as_transformers_has_it),
+        cmocka_unit_test(granite_with_its_multipliers_is_as_transformers_has_it),
+        cmocka_unit_test(multipliers_of_granite_must_be_positive),
         cmocka_unit_test(linear_rope_is_as_transformers_has_it),
         cmocka_unit_test(llama3_rope_is_as_transformers_has_it),
         cmocka_unit_test(yarn_is_as_transformers_has_it),

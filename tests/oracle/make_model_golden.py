@@ -25,7 +25,7 @@ import bitsandbytes.functional as B
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3Config, Gemma3TextConfig, LlamaConfig, MistralConfig,
+from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3Config, Gemma3TextConfig, GraniteConfig, LlamaConfig, MistralConfig, Olmo2Config, Olmo3Config,
                           Phi3Config, Qwen2Config, Qwen3Config, Qwen3_5TextConfig)
 
 TARGET = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "data/models")
@@ -66,6 +66,9 @@ CASES = {
     "gemma3-vision": (Gemma3Config(text_config=gemma(), vision_config=VISION, mm_tokens_per_image=4), "bf16", ["lora"]),
     "phi3": (Phi3Config(**SIZES, sliding_window=4, rope_parameters=rope(theta=300.0)), "bf16", ["lora", "dora"]),
     "qwen3_5": (Qwen3_5TextConfig(**SIZES, **HYBRID, tie_word_embeddings=True, attention_bias=True), "bf16", ["lora", "dora"]),
+    "olmo2": (Olmo2Config(**SIZES, attention_bias=True, rope_parameters=rope(theta=300.0)), "bf16", ["lora", "dora"]),
+    "olmo3": (Olmo3Config(**SIZES, sliding_window=4, layer_types=LAYERS, rope_parameters={"full_attention": rope("yarn", 100.0, **YARN), "sliding_attention": rope(theta=300.0)}), "bf16", ["lora"]),
+    "granite": (GraniteConfig(**SIZES, embedding_multiplier=1.5, residual_multiplier=.7, attention_multiplier=.7, logits_scaling=.6, attention_bias=True, mlp_bias=True, rope_parameters=rope()), "bf16", ["lora", "dora"]),
     "rope-linear": (llama(rope_parameters=rope("linear", factor=2.0)), "bf16", []),
     "rope-llama3": (llama(rope_parameters=rope("llama3", 1000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)), "bf16", []),
     "rope-yarn": (llama(rope_parameters=rope("yarn", 100.0, **YARN)), "bf16", []),

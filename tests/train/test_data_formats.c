@@ -385,6 +385,35 @@ static void tool_calls_are_read_as_axolotl_reads_them(void **state)
     nbl_context_destroy(ctx);
 }
 
+/* GPT-OSS's template renders the thinking of the last turn alone. */
+static void thinking_that_the_template_leaves_out_is_refused(void **state)
+{
+    (void)state;
+    static const char thinks[] = "{\"role\": \"assistant\", \"thinking\": \"hm\", \"content\": \"a\"}",
+                      other[] = "{\"role\": \"assistant\", \"content\": \"b\"}",
+                      user[] = "{\"role\": \"user\", \"content\": \"q\"}";
+    char rows[512];
+    nbl_context *ctx = new_context();
+    fixture f;
+    use_template("{% for m in messages %}{{ '<|im_start|>' + m.role + ':' }}"
+                 "{% if m.role == 'assistant' and loop.last and m.thinking %}"
+                 "{{ '<|channel|>analysis<|message|>' + m.thinking + '<|channel|>final:' }}{% endif %}"
+                 "{{ m.content + '<|im_end|>' }}{% endfor %}");
+    (void)snprintf(rows, sizeof rows, "{\"messages\": [%s, %s]}\n{\"messages\": [%s, %s, %s, %s]}\n", user,
+                   thinks, user, other, user, thinks);
+    put("t.jsonl", rows);
+    prepare(&f, ctx, "t.jsonl", NBL_DATA_CHAT);
+    open_data(&f);
+    expect(&f, 0, "<user:q><assistant:[<|channel|>analysis<|message|>hm<|channel|>final:a>]");
+    expect(&f, 1,
+           "<user:q><assistant:[b>]<user:q><assistant:[<|channel|>analysis<|message|>hm<|channel|>final:a>]");
+    close_data(&f);
+    (void)snprintf(rows, sizeof rows, "{\"messages\": [%s, %s, %s, %s]}\n", user, thinks, user, other);
+    put("t.jsonl", rows);
+    refuse(&f, "line 1: message 2: the chat template leaves out its thinking");
+    nbl_context_destroy(ctx);
+}
+
 static void count_ends(void *user, nbl_log_level level, const char *line)
 {
     *(int *)user += level == NBL_LOG_WARNING && strstr(line, "no end of a turn is trained");
@@ -445,6 +474,7 @@ int main(void)
         cmocka_unit_test(an_empty_answer_trains_nothing),
         cmocka_unit_test(the_last_end_is_that_of_the_last_trained_turn),
         cmocka_unit_test(contents_that_look_like_the_dummy_are_trained_whole),
+        cmocka_unit_test(thinking_that_the_template_leaves_out_is_refused),
         cmocka_unit_test(tool_calls_are_read_as_axolotl_reads_them),
         cmocka_unit_test(eot_tokens_end_turns_beside_eos),
     };

@@ -19,7 +19,7 @@ from .context import Context
 class Tokenizer(Owned):
     """Turns text into the ids that a model reads, and ids into text.
 
-    path  a folder with a tokenizer.json, such a file, or a .gguf file with a vocabulary
+    path  a folder with a tokenizer, a tokenizer's file, or a .gguf file with a vocabulary
 
     >>> tokenizer = Tokenizer("models/nibble-tiny")
     >>> ids = tokenizer.encode("What is 3 plus 4?")

@@ -187,7 +187,8 @@ static nbl_status group_mxfp4(grouping *g, slot *s, const char *name)
     uint64_t bytes = b->bytes;
     NBL_TRY(take(g, name, "_scales", &scales, &bytes));
     if (scales == NULL && !says_mxfp4(g->c)) return NBL_OK; /* just a name */
-    NBL_CHECK(ctx, scales, NBL_ERROR_FORMAT, "tensor \"%s\": MXFP4 blocks without scales", name);
+    NBL_CHECK(ctx, scales, NBL_ERROR_FORMAT, "tensor \"%s_scales\" is missing: MXFP4 blocks without scales",
+              name);
     NBL_CHECK(ctx, b->dtype == NBL_DTYPE_U8 && scales->dtype == NBL_DTYPE_U8, NBL_ERROR_FORMAT,
               "tensor \"%s\": MXFP4 blocks and scales are u8, not %s and %s", name, nbl_dtype_name(b->dtype),
               nbl_dtype_name(scales->dtype));
@@ -240,7 +241,7 @@ static nbl_status find_orphans(grouping *g, slot *s)
               name);
     NBL_TRY(strip(g, s->stored->name, "_scales", &name));
     NBL_CHECK(ctx, name == NULL || !says_mxfp4(g->c), NBL_ERROR_FORMAT,
-              "tensor \"%s\": MXFP4 scales without blocks", name);
+              "tensor \"%s_blocks\" is missing: MXFP4 scales without blocks", name);
     return NBL_OK;
 }
 

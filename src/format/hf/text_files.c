@@ -13,9 +13,17 @@ static const char template_file[] = "chat_template.jinja", template_json[] = "ch
                   template_folder[] = "additional_chat_templates", settings[] = "tokenizer_config.json",
                   token_map[] = "special_tokens_map.json", generation_file[] = "generation_config.json";
 
-static const char *const text_names[] = {"tokenizer.json", settings,      token_map,      "added_tokens.json",
-                                         template_file,    template_json, generation_file};
-enum { NAMES = sizeof text_names / sizeof *text_names };
+/* Files of which one or two hold the tokenizer; a folder's are copied together. */
+static const char *const tokenizer_names[] = {"tokenizer.json", "tekken.json", "tokenizer.model",
+                                              "tiktoken.model", "vocab.json",  "merges.txt"};
+static const char *const text_names[] = {"tokenizer.json", "tekken.json",       "tokenizer.model",
+                                         "tiktoken.model", "vocab.json",        "merges.txt",
+                                         settings,         "added_tokens.json", token_map,
+                                         template_file,    template_json,       generation_file};
+enum {
+    NAMES = sizeof text_names / sizeof *text_names,
+    TOKENIZER_NAMES = sizeof tokenizer_names / sizeof *tokenizer_names
+};
 
 bool nbl__is_text_file(const char *name)
 {
@@ -287,18 +295,33 @@ static nbl_status put_templates(nbl__output *output, nbl__arena *arena, const nb
     return more && nbl__is_folder(more) ? put_template_folder(output, arena, more) : NBL_OK;
 }
 
+/* Copies the tokenizer's files: the adapter's if it has any, else the model's. */
+static nbl_status put_tokenizer(nbl__output *output, nbl__arena *arena, const nbl__text_source *source)
+{
+    const char *folders[] = {source->adapter, source->folder};
+    nbl_status status = NBL_OK;
+    bool found = false;
+    for (int k = 0; k < 2 && !found; k++)
+        for (int i = 0; i < TOKENIZER_NAMES; i++) {
+            const char *path = find_file(arena, folders[k], tokenizer_names[i], &status);
+            NBL_TRY(status);
+            found |= path != NULL;
+            if (path) NBL_TRY(put_copy(output, tokenizer_names[i], path));
+        }
+    return NBL_OK;
+}
+
 /* Copies or edits each file, from the adapter if it has the file, else from the model. */
 static nbl_status put_all(nbl__output *output, nbl__arena *arena, const nbl__text_source *source)
 {
-    static const char *const copied[] = {"tokenizer.json", "added_tokens.json"};
+    static const char added[] = "added_tokens.json";
     static const char *const edited[] = {settings, token_map, generation_file};
     nbl_status status = NBL_OK;
-    for (int i = 0; i < 2; i++) {
-        const char *path = find_file(arena, source->adapter, copied[i], &status);
-        if (path == NULL) path = find_file(arena, source->folder, copied[i], &status);
-        NBL_TRY(status);
-        if (path) NBL_TRY(put_copy(output, copied[i], path));
-    }
+    NBL_TRY(put_tokenizer(output, arena, source));
+    const char *kept = find_file(arena, source->adapter, added, &status);
+    if (kept == NULL) kept = find_file(arena, source->folder, added, &status);
+    NBL_TRY(status);
+    if (kept) NBL_TRY(put_copy(output, added, kept));
     for (int i = 0; i < 3; i++) {
         const char *path = find_file(arena, source->adapter, edited[i], &status);
         if (path == NULL) path = find_file(arena, source->folder, edited[i], &status);

@@ -1,7 +1,8 @@
 /* text_files.h - copies and edits the small files about text: tokenizer, chat template, special
  * tokens.
  *
- *     tokenizer.json, added_tokens.json                                       copied
+ *     tokenizer.json, tekken.json, tokenizer.model, tiktoken.model,
+ *     vocab.json, merges.txt, added_tokens.json                               copied
  *     tokenizer_config.json, special_tokens_map.json, generation_config.json  copied with edits
  *     chat_template.jinja, chat_template.json, additional_chat_templates/     copied, or one new template
  *

@@ -114,7 +114,7 @@ static nbl__peft_module *module_of(nbl__peft *p, const char *path)
     if (p->module_count && strcmp(p->modules[p->module_count - 1].path, path) == 0)
         return &p->modules[p->module_count - 1];
     nbl__peft_module *module = &p->modules[p->module_count++];
-    *module = (nbl__peft_module){.path = path};
+    *module = (nbl__peft_module){.path = path, .stem = path};
     return module;
 }
 
@@ -220,6 +220,7 @@ static nbl_status check_targeted(nbl__peft *p, const nbl__peft_module *m)
     bool targeted = p->rules == NULL;
     /* The model is unknown here, so "all-linear" takes every name but the usual one of a head. */
     nbl__peft_kind kind = m->is_embedding                                        ? NBL_PEFT_EMBEDDING
+                          : m->stem != m->path                                   ? NBL_PEFT_EXPERTS
                           : strcmp(nbl__peft_last_name(m->path), "lm_head") == 0 ? NBL_PEFT_HEAD
                                                                                  : NBL_PEFT_LINEAR;
     if (p->rules) NBL_TRY(nbl__peft_targets(p->rules, m->path, kind, &targeted));
@@ -265,8 +266,12 @@ static nbl_status check_module(nbl__peft *p, nbl__peft_module *m)
     NBL_TRY(take_rank(p, m));
     m->in = m->a->rank == 2 ? m->a->shape[1] : 0;
     m->out = m->b->rank == 2 ? m->b->shape[0] : 0;
-    NBL_TRY(report_or_list(p, check_shape(p, m->a, 2, m->r, m->in)));
-    NBL_TRY(report_or_list(p, check_shape(p, m->b, 2, m->out, m->r)));
+    int64_t rows = m->r; /* of A: the number of experts follows from it */
+    if (m->stem != m->path && m->r > 0 && m->a->rank == 2 && m->a->shape[0] % m->r == 0)
+        rows = m->a->shape[0];
+    if (m->stem != m->path) m->experts = m->r > 0 ? rows / m->r : 0;
+    NBL_TRY(report_or_list(p, check_shape(p, m->a, 2, rows, m->in)));
+    NBL_TRY(report_or_list(p, check_shape(p, m->b, 2, m->out, rows)));
     if (m->magnitude) NBL_TRY(report_or_list(p, check_shape(p, m->magnitude, 1, m->out, 0)));
     if (m->b_bias) NBL_TRY(report_or_list(p, check_shape(p, m->b_bias, 1, m->out, 0)));
     return NBL_OK;
@@ -300,11 +305,15 @@ static nbl_status sort_tensors(nbl__peft *p)
     if (p->module_count == 0)
         NBL_TRY(report_or_list(p, nbl__fail(p->ctx, NBL_ERROR_FORMAT,
                                             "%s: adapter_model.safetensors adapts no module", p->folder)));
-    for (int64_t i = 0; i < p->module_count; i++) NBL_TRY(check_module(p, &p->modules[i]));
+    for (int64_t i = 0; i < p->module_count; i++) {
+        NBL_TRY(nbl__peft_name_experts(p, &p->modules[i]));
+        NBL_TRY(check_module(p, &p->modules[i]));
+    }
     qsort(p->modules, (size_t)p->module_count, sizeof *p->modules, by_path);
     for (int64_t i = 1; i < p->module_count; i++)
         if (strcmp(p->modules[i - 1].path, p->modules[i].path) == 0)
             NBL_TRY(report_or_list(p, bad_module(p, p->modules[i].path, "it is there twice")));
+    NBL_TRY(report_or_list(p, nbl__peft_join_experts(p)));
     qsort(p->replacements, (size_t)p->replacement_count, sizeof *p->replacements, by_name);
     for (int64_t i = 1; i < p->replacement_count; i++)
         if (strcmp(p->replacements[i - 1].name, p->replacements[i].name) == 0)

@@ -1,6 +1,6 @@
 /* peft.h - reads, checks, creates and writes adapters in the format of PEFT 0.21: a folder with
  * adapter_config.json and adapter_model.safetensors. LoRA, rsLoRA and DoRA, on linear layers and
- * embeddings.
+ * embeddings; LoRA and rsLoRA on stacks of experts (target_parameters, peft_experts.c).
  *
  *     y = x·Wᵀ + scale · (x·Aᵀ)·Bᵀ      A: [r, in]   B: [out, r]   W: [out, in]
  *     scale = alpha / r, or alpha / sqrt(r) with rsLoRA
@@ -8,6 +8,7 @@
  *   settings   contents of adapter_config.json             peft_settings.c
  *   rules      which modules are adapted, with which rank  peft_rules.c
  *   tensors    contents of the file, sorted into modules   peft.c
+ *   experts    stacks of experts: names, ranks, old files  peft_experts.c
  *   checks     against a model                             peft_check.c, peft_model.c
  *   new        an adapter to be trained                    peft_new.c
  *   writing    both files                                  peft_write.c
@@ -52,6 +53,9 @@ typedef struct nbl__peft_settings {
     bool lora_bias;  /* B has a bias, which is multiplied by the scale too */
     bool all_linear; /* "all-linear": every linear layer but the head; `target` is empty */
     nbl__peft_choice target, exclude;
+    /* target_parameters: parameters by name, "mlp.experts.down_proj" or "mlp.gate.weight"; whole names
+     * or the last components. */
+    nbl__peft_list parameters;
     /* Adapt only the layers in `layers`. A path's layer is the number after a name of
      * layers_pattern; with an empty layers_pattern, after any name. */
     bool in_layers;
@@ -80,7 +84,11 @@ typedef enum nbl__peft_kind {
     NBL_PEFT_LINEAR,
     NBL_PEFT_HEAD, /* the linear layer that makes logits: "all-linear" leaves it out */
     NBL_PEFT_EMBEDDING,
-    NBL_PEFT_OTHER /* a norm: cannot have LoRA, but can be in modules_to_save */
+    /* A router: its weight is a parameter of transformers, not of a linear layer. Only
+     * target_parameters chooses it. */
+    NBL_PEFT_ROUTER,
+    NBL_PEFT_EXPERTS, /* a stack of experts; its path is the parameter's name */
+    NBL_PEFT_OTHER    /* a norm: cannot have LoRA, but can be in modules_to_save */
 } nbl__peft_kind;
 
 typedef struct nbl__peft_rules nbl__peft_rules;
@@ -94,7 +102,10 @@ void nbl__peft_rules_free(nbl__peft_rules *rules); /* NULL is allowed */
  * out. */
 nbl_status nbl__peft_targets(const nbl__peft_rules *rules, const char *path, nbl__peft_kind kind,
                              bool *targeted);
-/* Rank, alpha and scale of a module, with rank_pattern and alpha_pattern applied. */
+/* True if target_parameters names this parameter: "model.layers.0.mlp.experts.gate_up_proj". */
+bool nbl__peft_targets_parameter(const nbl__peft_rules *rules, const char *name);
+/* Rank, alpha and scale of a module, with rank_pattern and alpha_pattern applied. The patterns of a
+ * module that target_parameters chooses match the parameter's name: "model.layers.0.mlp.gate.weight". */
 nbl_status nbl__peft_rank(const nbl__peft_rules *rules, const char *path, int64_t *r, double *alpha,
                           double *scale);
 /* True if the module, or a module that contains it, is in modules_to_save. */
@@ -106,12 +117,17 @@ void nbl__peft_rules_spell(nbl__peft_rules *rules, const char *prefix);
 /* ---- an adapter ---- */
 
 typedef struct nbl__peft_module {
-    const char *path; /* "model.layers.0.self_attn.q_proj" */
+    /* "model.layers.0.self_attn.q_proj"; of experts "model.layers.0.mlp.experts.gate_up_proj" */
+    const char *path;
+    /* What its tensors are called, before ".lora_A.weight". It is the path, but for experts, whose
+     * adapters nest: "….mlp.experts.base_layer", "….mlp.experts". */
+    const char *stem;
     bool is_embedding;
+    int64_t experts;    /* 0: no stack of experts */
     int64_t r, in, out; /* in: of an embedding, the vocabulary */
     double alpha, scale;
-    const nbl__stored *a;         /* [r, in] */
-    const nbl__stored *b;         /* [out, r] */
+    const nbl__stored *a;         /* [r, in]; of experts [experts · r, in], expert by expert */
+    const nbl__stored *b;         /* [out, r]; of experts [out, r · experts], rank by rank */
     const nbl__stored *b_bias;    /* [out]; NULL unless lora_bias */
     const nbl__stored *magnitude; /* [out]; NULL unless dora */
 } nbl__peft_module;
@@ -157,21 +173,26 @@ const nbl__peft_replacement *nbl__peft_replacement_find(const nbl__peft *peft, c
  *
  *   LINEAR, HEAD   weight [out, in]
  *   EMBEDDING      weight [in, out]; in is the vocabulary
+ *   ROUTER         weight [out, in]
+ *   EXPERTS        `experts` weights [out, in]
  *   OTHER          weight [out]; in is 0 */
 typedef struct nbl__peft_target {
     const char *path;
     nbl__peft_kind kind;
     int64_t out, in;
+    int64_t experts; /* 0: no stack of experts */
 } nbl__peft_target;
 
 /* Checks the adapter against all modules of a model that have weights:
  *   - every adapted or replaced module exists and has the right shape
  *   - every module that the settings name has its tensors in the file
- *   - every name in target_modules and modules_to_save matches a module
+ *   - every name in modules_to_save matches a module. One of target_modules that matches none is a
+ *     warning: PEFT accepts it, and the file's tensors say what is adapted
  * The error names the first misfit; in inspection mode all are listed. */
 nbl_status nbl__peft_check(const nbl__peft *peft, const nbl__peft_target *targets, int64_t count);
 
-/* A tensor of the model: its Hugging Face name and logical shape, and what its module is. */
+/* A tensor of the model: its Hugging Face name and logical shape, and what its module is. A stack of
+ * experts is [experts, out, in]. */
 typedef struct nbl__peft_tensor {
     const char *name;
     int rank;
@@ -197,8 +218,9 @@ bool nbl__peft_unties(const nbl__peft *peft);
  * The strings and lists of *settings must outlive it. `prefix`: of its names (text_part.h), unless the
  * settings name modules otherwise. Messages begin with `where`.
  * NBL_ERROR_NOT_FOUND: a name of the settings matches no module, or none is chosen. */
-nbl_status nbl__peft_new(nbl_context *ctx, const char *where, const nbl__peft_settings *settings,
-                         const char *prefix, const nbl__peft_target *targets, int64_t count, nbl__peft **out);
+nbl_status nbl__peft_new(nbl_context *ctx, const char *where, const char *model_type,
+                         const nbl__peft_settings *settings, const char *prefix,
+                         const nbl__peft_target *targets, int64_t count, nbl__peft **out);
 
 /* True for an adapter of nbl__peft_new, which has no file. */
 static inline bool nbl__peft_is_new(const nbl__peft *peft)
@@ -206,11 +228,38 @@ static inline bool nbl__peft_is_new(const nbl__peft *peft)
     return peft->file.data == NULL;
 }
 
+/* ---- peft_experts.c: stacks of experts ----
+ *
+ * PEFT wraps the module that has the parameters once per parameter. gate_up_proj is wrapped first, so
+ * its tensors have ".base_layer" in their names if down_proj is adapted too:
+ *
+ *     ….mlp.experts.base_layer.lora_A.weight    gate_up_proj, beside down_proj
+ *     ….mlp.experts.lora_A.weight               down_proj; or gate_up_proj alone
+ *
+ *     ΔW_e[o, i] = scale · Σ_j B[o, j·experts + e] · A[e·r + j, i]            W_e [out, in] */
+
+/* Says which parameter the tensors called module->stem belong to, and sets module->path. Leaves
+ * modules alone that are none of experts. */
+nbl_status nbl__peft_name_experts(nbl__peft *peft, nbl__peft_module *module);
+/* Joins the modules of single experts, which adapters made with transformers 4 have, to stacks, as
+ * PEFT does while it loads them: A of gate and up below each other with rank 2r, B block-diagonal.
+ * Call it with the modules sorted and checked. */
+nbl_status nbl__peft_join_experts(nbl__peft *peft);
+/* Sets the stem of the stacks of a new adapter. */
+nbl_status nbl__peft_stem_experts(nbl__peft *peft);
+/* Changes settings for a new adapter of a model whose experts were linear layers in transformers 4,
+ * as PEFT does: gate_proj with up_proj become the parameter gate_up_proj with twice the rank and
+ * alpha, down_proj and gate become parameters. `targets` are the model's; lists come from the arena.
+ * Messages begin with `where`. */
+nbl_status nbl__peft_rewrite_experts(nbl__arena *arena, const char *where, const char *model_type,
+                                     const nbl__peft_target *targets, int64_t count,
+                                     nbl__peft_settings *settings);
+
 /* ---- writing ---- */
 
 typedef struct nbl__peft_new_module {
-    const char *path;
-    bool is_embedding;
+    const char *path, *stem; /* as in nbl__peft_module; stem NULL: the path */
+    bool is_embedding, is_experts;
     nbl_tensor a, b;
     nbl_tensor b_bias, magnitude; /* data NULL: none */
 } nbl__peft_new_module;

@@ -55,6 +55,9 @@ static nbl_status check_module(const checker *c, const nbl__peft_module *m, cons
         return bad_module(c, NBL_ERROR_FORMAT, m->path,
                           m->is_embedding ? "the adapter is one of an embedding, the module is none"
                                           : "the module is an embedding, the adapter is none of such");
+    NBL_CHECK(c->ctx, m->experts == target->experts, NBL_ERROR_SHAPE,
+              "%s: \"%s\" has %" PRId64 " experts, its adapter is for %" PRId64 " (of another model?)",
+              c->peft->folder, m->path, target->experts, m->experts);
     NBL_CHECK(c->ctx, m->in == target->in && m->out == target->out, NBL_ERROR_SHAPE,
               "%s: module \"%s\" takes %" PRId64 " and gives %" PRId64 " values, its adapter %" PRId64
               " and %" PRId64 " (of another model?)",
@@ -104,7 +107,9 @@ static nbl_status check_target(const checker *c, const nbl__peft_target *target)
     if (module && module->a && module->b) NBL_TRY(report_or_list(c, check_module(c, module, target)));
     if (targeted && module == NULL)
         return bad_module(c, NBL_ERROR_FORMAT, target->path,
-                          "target_modules names it, but the file has no tensors of it");
+                          target->kind == NBL_PEFT_EXPERTS || target->kind == NBL_PEFT_ROUTER
+                              ? "target_parameters names it, but the file has no tensors of it"
+                              : "target_modules names it, but the file has no tensors of it");
     (void)snprintf(name, sizeof name, "%s.weight", target->path);
     if (nbl__peft_saves(p->rules, target->path) && nbl__peft_replacement_find(p, name) == NULL)
         return bad_module(c, NBL_ERROR_FORMAT, target->path,
@@ -113,7 +118,8 @@ static nbl_status check_target(const checker *c, const nbl__peft_target *target)
 }
 
 /* Checks that each name of an option matches some module. at_a_point: the name must be whole
- * components (target_modules); else any end of the path of a module or of one that contains it
+ * components (target_modules), and a warning is enough: PEFT accepts a name that matches nothing if
+ * another one matches. Else any end of the path of a module or of one that contains it
  * (modules_to_save). */
 static nbl_status check_names(const checker *c, const char *option, const nbl__peft_list *list,
                               bool at_a_point)
@@ -133,7 +139,10 @@ static nbl_status check_names(const checker *c, const char *option, const nbl__p
                 while (end > 0 && path[--end] != '.') {}
             }
         }
-        if (!found)
+        if (!found && at_a_point)
+            nbl__log(c->ctx, NBL_LOG_WARNING, "%s: %s names \"%s\", which is no module of the model",
+                     c->peft->folder, option, list->names[k]);
+        else if (!found)
             NBL_TRY(report_or_list(c, nbl__fail(c->ctx, NBL_ERROR_FORMAT,
                                                 "%s: %s names \"%s\", which is no module of the model",
                                                 c->peft->folder, option, list->names[k])));

@@ -72,6 +72,10 @@ nbl_status nbl__peft_list_targets(nbl__arena *arena, const nbl__peft_tensor *ten
     int64_t found = 0;
     for (int64_t i = 0; i < count; i++) {
         const nbl__peft_tensor *t = &tensors[i];
+        if (t->kind == NBL_PEFT_EXPERTS && t->rank == 3) {
+            targets[found++] = (nbl__peft_target){t->name, t->kind, t->shape[1], t->shape[2], t->shape[0]};
+            continue;
+        }
         if (!nbl__ends_with(t->name, weight)) continue;
         char *path = nbl__arena_strdup(arena, t->name);
         if (path == NULL) return NBL_ERROR_MEMORY;
@@ -79,7 +83,7 @@ nbl_status nbl__peft_list_targets(nbl__arena *arena, const nbl__peft_tensor *ten
         bool matrix = t->rank == 2, embedding = t->kind == NBL_PEFT_EMBEDDING;
         int64_t rows = t->rank ? t->shape[0] : 1, columns = matrix ? t->shape[1] : 0;
         targets[found++] = (nbl__peft_target){path, t->kind, embedding ? columns : rows,
-                                              embedding ? rows : columns};
+                                              embedding ? rows : columns, 0};
     }
     *list = targets;
     *target_count = found;

@@ -9,6 +9,7 @@
  *
  * The order in which PEFT asks, and nbl__peft_targets too:
  *
+ *     target_parameters                             yes, by the name of the module's matrix
  *     excluded (exclude_modules, modules_to_save)   no
  *     "all-linear"                                  yes for linear layers but the head
  *     regular expression                            yes if it matches the whole path
@@ -21,6 +22,7 @@
 #include <pcre2.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/alloc.h"
@@ -46,7 +48,7 @@ struct nbl__peft_rules {
     expression target, exclude;               /* code NULL: a list, or nothing */
     expression *rank, *alpha, *saved, *layer; /* one per entry of the settings' lists */
     int64_t layer_expressions;
-    nbl__peft_list targeted, excluded; /* the settings' lists, sorted */
+    nbl__peft_list targeted, excluded, parameters; /* the settings' lists, sorted */
 };
 
 /* ---- compiling ---- */
@@ -134,6 +136,7 @@ static nbl_status compile_all(nbl__peft_rules *r)
     pcre2_set_newline(r->compile, PCRE2_NEWLINE_LF);
     NBL_TRY(sort_list(r, &s->target.list, &r->targeted));
     NBL_TRY(sort_list(r, &s->exclude.list, &r->excluded));
+    NBL_TRY(sort_list(r, &s->parameters, &r->parameters));
     if (s->target.regex)
         NBL_TRY(compile(r, "target_modules", "", s->target.regex, "", PCRE2_ENDANCHORED, &r->target));
     if (s->exclude.regex)
@@ -267,13 +270,31 @@ static nbl_status is_in_layers(const nbl__peft_rules *r, const char *path, bool 
     return NBL_OK;
 }
 
+bool nbl__peft_targets_parameter(const nbl__peft_rules *r, const char *name)
+{
+    char memory[PATH_SIZE];
+    name = spell(r, name, memory);
+    return is_one_of(&r->parameters, name) || ends_in_one_of(&r->parameters, name);
+}
+
+/* The name of a module's matrix if target_parameters has it; else NULL. */
+static const char *parameter_of(const nbl__peft_rules *r, const char *path, char name[PATH_SIZE])
+{
+    if (r->parameters.count == 0) return NULL;
+    if (nbl__peft_targets_parameter(r, path)) return path; /* a stack of experts */
+    int length = snprintf(name, PATH_SIZE, "%s.weight", path);
+    return length < PATH_SIZE && nbl__peft_targets_parameter(r, name) ? name : NULL;
+}
+
 nbl_status nbl__peft_targets(const nbl__peft_rules *r, const char *path, nbl__peft_kind kind, bool *targeted)
 {
     const nbl__peft_settings *s = r->settings;
-    char memory[PATH_SIZE];
+    char name[PATH_SIZE], memory[PATH_SIZE];
     bool excluded = false;
+    /* target_parameters knows no exclusion. Nothing else chooses experts. */
+    *targeted = kind != NBL_PEFT_OTHER && kind != NBL_PEFT_EMBEDDING && parameter_of(r, path, name) != NULL;
+    if (*targeted || kind == NBL_PEFT_EXPERTS) return NBL_OK;
     path = spell(r, path, memory);
-    *targeted = false;
     NBL_TRY(is_excluded(r, path, &excluded));
     if (excluded) return NBL_OK;
     if (s->all_linear) return *targeted = kind == NBL_PEFT_LINEAR, NBL_OK;
@@ -303,9 +324,10 @@ nbl_status nbl__peft_rank(const nbl__peft_rules *rules, const char *path, int64_
                           double *scale)
 {
     const nbl__peft_settings *s = rules->settings;
-    char memory[PATH_SIZE];
+    char name[PATH_SIZE], memory[PATH_SIZE];
+    const char *parameter = parameter_of(rules, path, name);
     double rank = (double)s->r;
-    path = spell(rules, path, memory);
+    path = spell(rules, parameter ? parameter : path, memory);
     *alpha = s->alpha;
     NBL_TRY(find_pattern(rules, s->rank_pattern, rules->rank, s->rank_pattern_count, path, &rank));
     NBL_TRY(find_pattern(rules, s->alpha_pattern, rules->alpha, s->alpha_pattern_count, path, alpha));

@@ -235,6 +235,11 @@ static nbl_status read_alpha_pattern(reader *r, const nbl__json *value)
     return read_patterns(r, value, &r->settings->alpha_pattern, &r->settings->alpha_pattern_count);
 }
 
+static nbl_status read_parameters(reader *r, const nbl__json *value)
+{
+    return read_list(r, value, &r->settings->parameters);
+}
+
 static nbl_status read_modules_to_save(reader *r, const nbl__json *value)
 {
     return read_list(r, value, &r->settings->modules_to_save);
@@ -267,7 +272,7 @@ typedef void print_fn(nbl__text *out, const nbl__peft_settings *settings);
 
 static print_fn print_alpha_pattern, print_base, print_exclude, print_layers_pattern, print_layers,
     print_alpha, print_lora_bias, print_dropout, print_save, print_r, print_rank_pattern, print_revision,
-    print_target, print_task, print_dora, print_rslora;
+    print_target, print_parameters, print_task, print_dora, print_rslora;
 
 /* When printing, the value comes from `print`; if that is NULL, from `fixed`. */
 static const struct key_row {
@@ -310,7 +315,7 @@ static const struct key_row {
     {"rank_pattern", READ, read_rank_pattern, print_rank_pattern, NULL},
     {"revision", READ, read_revision, print_revision, NULL},
     {"target_modules", READ, read_target, print_target, NULL},
-    {"target_parameters", DEFAULT, NULL, NULL, "null"},
+    {"target_parameters", READ, read_parameters, print_parameters, NULL},
     {"task_type", READ, read_task, print_task, NULL},
     {"trainable_token_indices", DEFAULT, NULL, NULL, "null"},
     {"use_bdlora", DEFAULT, NULL, NULL, "null"},
@@ -365,10 +370,14 @@ static nbl_status check(reader *r, nbl__problems *problems)
         bool wrong;
         const char *what;
     } rules[] = {
-        {!s->all_linear && s->target.regex == NULL && !listed, "\"target_modules\" names nothing"},
+        {!s->all_linear && s->target.regex == NULL && !listed && s->parameters.count == 0,
+         "\"target_modules\" names nothing"},
         {!listed && s->in_layers, "\"layers_to_transform\" goes with a list of target_modules only"},
         {s->layers_pattern.count && !s->in_layers, "\"layers_pattern\" goes with layers_to_transform only"},
         {s->dora && s->lora_bias, "\"lora_bias\" does not go with use_dora"},
+        {s->parameters.count && s->dora, "\"use_dora\" does not go with target_parameters"},
+        {s->parameters.count && s->lora_bias, "\"lora_bias\" does not go with target_parameters"},
+        {s->parameters.count && s->dropout > 0, "\"lora_dropout\" does not go with target_parameters"},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         if (!rules[i].wrong) continue;
@@ -526,7 +535,14 @@ static void print_revision(nbl__text *out, const nbl__peft_settings *s)
 static void print_target(nbl__text *out, const nbl__peft_settings *s)
 {
     if (s->all_linear) nbl__text_printf(out, "\"all-linear\"");
+    /* null alone would mean the default of the model's type */
+    else if (s->target.regex == NULL && s->target.list.count == 0) nbl__text_printf(out, "[]");
     else print_choice(out, &s->target);
+}
+
+static void print_parameters(nbl__text *out, const nbl__peft_settings *s)
+{
+    print_list(out, &s->parameters);
 }
 
 static void print_task(nbl__text *out, const nbl__peft_settings *s)

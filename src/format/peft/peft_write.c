@@ -54,10 +54,11 @@ static nbl_status declare_all(plan *p)
     if (p->tensors == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < d->module_count; i++) {
         const nbl__peft_new_module *m = &d->modules[i];
-        NBL_TRY(declare(p, m->path, m->is_embedding ? ".lora_embedding_A" : ".lora_A.weight", &m->a));
-        NBL_TRY(declare(p, m->path, m->is_embedding ? ".lora_embedding_B" : ".lora_B.weight", &m->b));
-        if (m->b_bias.data) NBL_TRY(declare(p, m->path, ".lora_B.bias", &m->b_bias));
-        if (m->magnitude.data) NBL_TRY(declare(p, m->path, ".lora_magnitude_vector", &m->magnitude));
+        const char *stem = m->stem ? m->stem : m->path;
+        NBL_TRY(declare(p, stem, m->is_embedding ? ".lora_embedding_A" : ".lora_A.weight", &m->a));
+        NBL_TRY(declare(p, stem, m->is_embedding ? ".lora_embedding_B" : ".lora_B.weight", &m->b));
+        if (m->b_bias.data) NBL_TRY(declare(p, stem, ".lora_B.bias", &m->b_bias));
+        if (m->magnitude.data) NBL_TRY(declare(p, stem, ".lora_magnitude_vector", &m->magnitude));
     }
     for (int64_t i = 0; i < d->replacement_count; i++)
         NBL_TRY(declare(p, d->replacements[i].name, "", &d->replacements[i].tensor));
@@ -70,7 +71,7 @@ static int by_text(const void *a, const void *b)
 }
 
 /* Writes adapter_config.json. "all-linear" depends on the model, so, as in PEFT, it is replaced by
- * the list of adapted modules. */
+ * the list of adapted modules; experts among them stand in target_parameters. */
 static nbl_status put_config(plan *p, nbl__output *output)
 {
     const nbl__peft_description *d = p->description;
@@ -79,10 +80,13 @@ static nbl_status put_config(plan *p, nbl__output *output)
     if (settings.all_linear) {
         const char **paths = nbl__arena_alloc(&p->arena, (size_t)d->module_count * sizeof *paths);
         if (paths == NULL) return NBL_ERROR_MEMORY;
-        for (int64_t i = 0; i < d->module_count; i++)
-            if ((paths[i] = spell(p, d->modules[i].path)) == NULL) return NBL_ERROR_MEMORY;
-        qsort(paths, (size_t)d->module_count, sizeof *paths, by_text);
-        settings.target.list = (nbl__peft_list){paths, d->module_count};
+        int64_t count = 0;
+        for (int64_t i = 0; i < d->module_count; i++) {
+            if (d->modules[i].is_experts) continue;
+            if ((paths[count++] = spell(p, d->modules[i].path)) == NULL) return NBL_ERROR_MEMORY;
+        }
+        qsort(paths, (size_t)count, sizeof *paths, by_text);
+        settings.target.list = (nbl__peft_list){paths, count};
         settings.all_linear = false;
     }
     nbl__peft_settings_print(&text, &settings);

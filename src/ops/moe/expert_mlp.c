@@ -6,6 +6,7 @@
 
 #include "ops/elementwise/elementwise.h"
 #include "ops/families.h"
+#include "ops/moe/cpu/expert_mlp_cpu.h"
 
 nbl__expert_sizes nbl__expert_sizes_of(const nbl__expert_mlp *a)
 {
@@ -229,10 +230,14 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__expert_mlp, keep, "keep", FLAG, 0),
     {0},
 };
-#define FORWARD_ROWS(X) X(expert_mlp_ref)
-NBL_IMPLS(forward_impls, FORWARD_ROWS);
-#define BACKWARD_ROWS(X) X(expert_mlp_backward_ref)
-NBL_IMPLS(backward_impls, BACKWARD_ROWS);
+NBL_EXPERT_ROWS_OF(NBL_LINEAR_ROW_DECLARATION, expert_mlp, forward)
+NBL_EXPERT_ROWS_OF(NBL_LINEAR_ROW_DECLARATION, expert_mlp_backward, backward)
+extern const nbl__impl nbl__expert_mlp_ref, nbl__expert_mlp_backward_ref;
+static const nbl__impl *const forward_impls[] = {
+    NBL_EXPERT_ROWS_OF(NBL_LINEAR_ROW_ADDRESS, expert_mlp, forward) & nbl__expert_mlp_ref, NULL};
+static const nbl__impl *const backward_impls[] = {
+    NBL_EXPERT_ROWS_OF(NBL_LINEAR_ROW_ADDRESS, expert_mlp_backward, backward) & nbl__expert_mlp_backward_ref,
+    NULL};
 const nbl__family nbl__expert_mlp_family = {
     "expert_mlp",
     sizeof(nbl__expert_mlp),

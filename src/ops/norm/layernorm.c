@@ -2,6 +2,8 @@
  * layernorm.h has the formula. Rows of dispatch: AVX-512, AVX2, the reference. */
 #include "ops/norm/layernorm.h"
 
+#include <math.h>
+
 #include "ops/families.h"
 
 /* Checks what forward and backward share: x, w, b and eps. Sets the error message. */
@@ -18,6 +20,8 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__laye
         NBL_TRY(nbl__check_dims(ctx, op, "b", &a->bias, 1, &columns));
     }
     NBL_CHECK(ctx, a->eps >= 0, NBL_ERROR_ARGUMENT, "%s: eps %g is negative", op, (double)a->eps);
+    NBL_CHECK(ctx, isfinite(a->scale), NBL_ERROR_ARGUMENT, "%s: scale %g is not finite", op,
+              (double)a->scale);
     return NBL_OK;
 }
 
@@ -58,6 +62,7 @@ static const nbl__slot slots[] = {
 static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__layernorm, dtype, "dtype", DTYPE, 0),
     NBL_ATTR(nbl__layernorm, eps, "eps", FLOAT, 1e-5),
+    NBL_ATTR(nbl__layernorm, scale, "scale", FLOAT, 0),
     NBL_ATTR(nbl__layernorm, accumulate, "accumulate", FLAG, 0),
     {0},
 };

@@ -20,6 +20,7 @@ static norm_call call_of(const nbl__layernorm *a)
     c.rows = nbl__tensor_rows(&a->x);
     c.columns = nbl__last(&a->x);
     c.eps = a->eps;
+    c.scale = nbl__norm_scale(a->scale);
     return c;
 }
 

@@ -16,7 +16,7 @@
 
 typedef struct norm_job {
     const nbl__layernorm *a;
-    float *w, *bias; /* [columns] */
+    float *w, *bias; /* [columns]: both times scale */
     float *partial;  /* [blocks, 2, columns]: dw and db of each block of rows; NULL: not wanted */
 } norm_job;
 
@@ -37,7 +37,7 @@ static size_t layout(const nbl__layernorm *a, bool backward, uint8_t *base, norm
     return bump.used;
 }
 
-/* Converts w and b to f32 once per call. Without a bias, b is 0. */
+/* Converts w and b to f32 and multiplies them by the scale, once per call. Without a bias, b is 0. */
 static void read_weights(const nbl_context *ctx, const norm_job *j)
 {
     const nbl__layernorm *a = j->a;
@@ -45,6 +45,8 @@ static void read_weights(const nbl_context *ctx, const norm_job *j)
     nbl__to_f32(nbl__isa(ctx), a->w.dtype, a->w.data, j->w, columns);
     if (nbl__has_data(&a->bias)) nbl__to_f32(nbl__isa(ctx), a->bias.dtype, a->bias.data, j->bias, columns);
     else memset(j->bias, 0, (size_t)columns * sizeof *j->bias);
+    float scale = nbl__norm_scale(a->scale);
+    for (int64_t k = 0; k < columns; k++) j->w[k] *= scale, j->bias[k] *= scale;
 }
 
 static nbl_status run_forward(const nbl__call *call, const void *arguments, nbl__rows_fn rows)

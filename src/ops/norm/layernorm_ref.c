@@ -34,26 +34,26 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
             int64_t i = r * columns + k;
             double bias = nbl__has_data(&a->bias) ? nbl__ref_get(&a->bias, k) : 0;
             double n = (nbl__ref_get(&a->x, i) - m.mean) * m.scale;
-            nbl__ref_set(&a->y, i, n * nbl__ref_get(&a->w, k) + bias);
+            nbl__ref_set(&a->y, i, (n * nbl__ref_get(&a->w, k) + bias) * (double)nbl__norm_scale(a->scale));
         }
     }
     return NBL_OK;
 }
 
-/* With n = (x - mean)·s and g = dy·w:
+/* dy is multiplied by the scale first. With n = (x - mean)·s and g = dy·w:
  *
  *   dx = s·(g - mean(g) - n·mean(g·n)),   dw = Σ_rows dy·n,   db = Σ_rows dy */
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__layernorm *a = arguments;
     int64_t rows = nbl__tensor_rows(&a->x), columns = nbl__last(&a->x);
-    double *dw = (double *)(void *)call->scratch, *db = dw + columns;
+    double *dw = (double *)(void *)call->scratch, *db = dw + columns, out = (double)nbl__norm_scale(a->scale);
     for (int64_t k = 0; k < columns; k++) dw[k] = db[k] = 0;
     for (int64_t r = 0; r < rows; r++) {
         row_moments m = moments_of(a, r * columns, columns);
         double sum = 0, dot = 0;
         for (int64_t k = 0; k < columns; k++) {
-            double dy = nbl__ref_get(&a->dy, r * columns + k), g = dy * nbl__ref_get(&a->w, k);
+            double dy = nbl__ref_get(&a->dy, r * columns + k) * out, g = dy * nbl__ref_get(&a->w, k);
             double n = (nbl__ref_get(&a->x, r * columns + k) - m.mean) * m.scale;
             sum += g;
             dot += g * n;
@@ -62,7 +62,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
         }
         for (int64_t k = 0; k < columns && nbl__has_data(&a->dx); k++) {
             int64_t i = r * columns + k;
-            double g = nbl__ref_get(&a->dy, i) * nbl__ref_get(&a->w, k);
+            double g = nbl__ref_get(&a->dy, i) * out * nbl__ref_get(&a->w, k);
             double n = (nbl__ref_get(&a->x, i) - m.mean) * m.scale;
             nbl__ref_set(&a->dx, i, m.scale * (g - (sum + n * dot) / (double)columns));
         }

@@ -1,8 +1,8 @@
 /* norm.cuh - the rows of rmsnorm and layernorm, forward and backward. Internal to the CUDA kernels.
  *
- *     c = h - mean (CENTER: layernorm) or h,  s = 1 / √(mean(c²) + eps),  n = c·s,  g = dy·(w + offset)
- *     y  = n·(w + offset) + b
- *     dx = s·g - c·s³·mean(g·c) - s·mean(g) + dresidual,   dw = Σ dy·n,   db = Σ dy     over the rows
+ *     c = h - mean (CENTER: layernorm) or h,  s = 1 / √(mean(c²) + eps),  n = c·s,  g = dy·w
+ *     y  = n·w + b                      with (w + offset)·scale and b·scale in place of w and b
+ *     dx = s·g - c·s³·mean(g·c) - s·mean(g) + dresidual,   dw = scale·Σ dy·n,   db = scale·Σ dy     over the rows
  *
  *     a block (persistent; as many as the device runs at once): w + offset and b → shared memory, as f32
  *         each set of threads: for its rows        a set: a part of a warp, or up to a block, by the row's length
@@ -79,7 +79,7 @@ template <typename T> __device__ inline norm_layout layout_of(const norm_call &a
             static_cast<int64_t>(gridDim.x) * sets};
 }
 
-/* Writes w + offset and b as f32 to shared memory: first the first four elements of each pack, then the others.
+/* Writes (w + offset)·scale and b·scale as f32 to shared memory: first the first four elements of each pack, then the others.
  * Consecutive threads read consecutive 16 bytes. */
 template <typename T, int N = pack<T>::COUNT>
 __device__ inline void keep_weights(const norm_call &a, float4 *kept)
@@ -92,9 +92,11 @@ __device__ inline void keep_weights(const norm_call &a, float4 *kept)
 #pragma unroll
         for (int j = 0; j < N; j += 4) {
             int at = j / 4 * packs + p;
-            kept[at] = make_float4(w[j] + a.offset, w[j + 1] + a.offset, w[j + 2] + a.offset,
-                                   w[j + 3] + a.offset);
-            if (a.bias) kept[N / 4 * packs + at] = make_float4(b[j], b[j + 1], b[j + 2], b[j + 3]);
+            kept[at] = make_float4((w[j] + a.offset) * a.scale, (w[j + 1] + a.offset) * a.scale,
+                                   (w[j + 2] + a.offset) * a.scale, (w[j + 3] + a.offset) * a.scale);
+            if (a.bias)
+                kept[N / 4 * packs + at] =
+                    make_float4(b[j] * a.scale, b[j + 1] * a.scale, b[j + 2] * a.scale, b[j + 3] * a.scale);
         }
     }
     __syncthreads();
@@ -476,7 +478,7 @@ static inline nbl_status norm_backward(const nbl__call *call, nbl_dtype dtype, n
     dim3 fold(static_cast<unsigned>(ceil_div(a.columns, FOLD_COLUMNS)), db ? 2 : 1);
     if (sums)
         norm_fold<<<fold, dim3(FOLD_COLUMNS, FOLD_LANES), 0, stream_of(call)>>>(
-            a.partial_w, a.partial_b, dw, db, blocks, a.columns, accumulate);
+            a.partial_w, a.partial_b, dw, db, blocks, a.columns, a.scale, accumulate);
     return launched(call);
 }
 

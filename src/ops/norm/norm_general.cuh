@@ -27,7 +27,7 @@ struct norm_call {
     int w_dtype, bias_dtype;
     int64_t rows, columns;
     int per_row; /* threads per row; a power of two up to 32, or more warps */
-    float eps, offset;
+    float eps, offset, scale;
     bool round_first;
 };
 
@@ -76,8 +76,8 @@ template <typename T, bool CENTER> __global__ void norm_rows_slow(norm_call a)
         for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
             float n = (to_f32(h[k]) - mean) * scale;
             if (!CENTER && a.round_first) n = to_f32(from_f32<T>(n));
-            n *= weight_at(a.w, a.w_dtype, k) + a.offset;
-            if (CENTER && a.bias) n += weight_at(a.bias, a.bias_dtype, k);
+            n *= (weight_at(a.w, a.w_dtype, k) + a.offset) * a.scale;
+            if (CENTER && a.bias) n += weight_at(a.bias, a.bias_dtype, k) * a.scale;
             static_cast<T *>(a.y)[first + k] = from_f32<T>(n);
         }
     }
@@ -100,7 +100,7 @@ template <typename T, bool CENTER> __global__ void norm_rows_backward_slow(norm_
         float mean = slow_mean<T, CENTER>(a, static_cast<const T *>(a.x) + first), sums[3] = {};
         for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
             float c = sum_at<T>(a, first + k) - mean;
-            float g = to_f32(dy[first + k]) * (weight_at(a.w, a.w_dtype, k) + a.offset);
+            float g = to_f32(dy[first + k]) * ((weight_at(a.w, a.w_dtype, k) + a.offset) * a.scale);
             sums[0] = fmaf(c, c, sums[0]);
             sums[1] = fmaf(g, c, sums[1]);
             if (CENTER) sums[2] += g;
@@ -113,7 +113,8 @@ template <typename T, bool CENTER> __global__ void norm_rows_backward_slow(norm_
             if (dw) dw[k] = fmaf(d, c * s, dw[k]);
             if (db) db[k] += d;
             if (a.dx == nullptr) continue;
-            float dx = fmaf(-c, pull, s * (d * (weight_at(a.w, a.w_dtype, k) + a.offset))) - shift;
+            float w = (weight_at(a.w, a.w_dtype, k) + a.offset) * a.scale;
+            float dx = fmaf(-c, pull, s * (d * w)) - shift;
             if (further) dx += to_f32(further[first + k]);
             static_cast<T *>(a.dx)[first + k] = from_f32<T>(dx);
         }
@@ -124,11 +125,11 @@ template <typename T, bool CENTER> __global__ void norm_rows_backward_slow(norm_
 
 enum { FOLD_COLUMNS = 32, FOLD_LANES = 32 };
 
-/* to[k] (+)= Σ over blocks of partial[block, k]. blockIdx.y: dw or db. A block has 32 columns; 32
+/* to[k] (+)= scale · Σ over blocks of partial[block, k]. blockIdx.y: dw or db. A block has 32 columns; 32
  * lanes per column add every 32nd partial row, then one adds the lanes in their order. */
 static __global__ void __launch_bounds__(FOLD_COLUMNS *FOLD_LANES)
     norm_fold(const float *partial_w, const float *partial_b, float *dw, float *db, int64_t blocks,
-              int64_t columns, bool accumulate)
+              int64_t columns, float scale, bool accumulate)
 {
     __shared__ float parts[FOLD_LANES][FOLD_COLUMNS];
     const float *partial = blockIdx.y ? partial_b : partial_w;
@@ -142,6 +143,7 @@ static __global__ void __launch_bounds__(FOLD_COLUMNS *FOLD_LANES)
     __syncthreads();
     if (threadIdx.y != 0 || k >= columns) return;
     for (int i = 1; i < FOLD_LANES; i++) sum += parts[i][threadIdx.x];
+    sum *= scale;
     to[k] = accumulate ? to[k] + sum : sum;
 }
 

@@ -2,6 +2,8 @@
  * rmsnorm.h has the formulas. Rows of dispatch: AVX-512, AVX2, the reference. */
 #include "ops/norm/rmsnorm.h"
 
+#include <math.h>
+
 #include "ops/families.h"
 
 /* Checks what forward and backward share: x, w, residual and eps. Sets the error message. */
@@ -17,6 +19,8 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__rmsn
         NBL_TRY(nbl__check_dims(ctx, op, "residual", &a->residual, a->x.rank, a->x.shape));
     }
     NBL_CHECK(ctx, a->eps >= 0, NBL_ERROR_ARGUMENT, "%s: eps %g is negative", op, (double)a->eps);
+    NBL_CHECK(ctx, isfinite(a->scale), NBL_ERROR_ARGUMENT, "%s: scale %g is not finite", op,
+              (double)a->scale);
     return NBL_OK;
 }
 
@@ -65,6 +69,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__rmsnorm, dtype, "dtype", DTYPE, 0),
     NBL_ATTR(nbl__rmsnorm, eps, "eps", FLOAT, 1e-6),
     NBL_ATTR(nbl__rmsnorm, offset, "offset", FLOAT, 0),
+    NBL_ATTR(nbl__rmsnorm, scale, "scale", FLOAT, 0),
     NBL_ATTR_OF_WORDS(nbl__rmsnorm, round, "round", nbl__norm_round_words),
     NBL_ATTR(nbl__rmsnorm, accumulate, "accumulate", FLAG, 0),
     {0},

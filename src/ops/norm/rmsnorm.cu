@@ -21,6 +21,7 @@ static norm_call call_of(const nbl__rmsnorm *a)
     c.columns = nbl__last(&a->x);
     c.eps = a->eps;
     c.offset = a->offset;
+    c.scale = nbl__norm_scale(a->scale);
     c.round_first = a->round == NBL_ROUND_BEFORE_WEIGHT;
     return c;
 }

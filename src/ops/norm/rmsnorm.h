@@ -2,8 +2,8 @@
  *
  *   h = x + residual, rounded to the dtype            stored in residual_out; without a residual, h = x
  *   n = h / √(mean(h²) + eps)                         in f32
- *   y = round(n)·(w + offset)     before_weight       Llama: n is rounded to the dtype first
- *   y = n·(w + offset)            after_weight        Gemma: one rounding
+ *   y = round(n)·(w + offset)·scale     before_weight       Llama: n is rounded to the dtype first
+ *   y = n·(w + offset)·scale            after_weight        Gemma: one rounding
  *
  * dtypes: x, residual, y and their gradients have the compute dtype. w is f32, f16
  * or bf16 [columns]. dw is f32.
@@ -17,6 +17,7 @@
 #ifndef NBL_RMSNORM_H
 #define NBL_RMSNORM_H
 
+#include "ops/norm/norm_scale.h"
 #include "ops/ops.h"
 
 typedef nbl_rmsnorm nbl__rmsnorm;

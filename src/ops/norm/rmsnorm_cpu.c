@@ -15,7 +15,7 @@
 
 typedef struct norm_job {
     const nbl__rmsnorm *a;
-    float *w;       /* [columns]: weight + offset */
+    float *w;       /* [columns]: (weight + offset)·scale */
     float *partial; /* [blocks, columns]: dw of each block of rows; NULL: not wanted */
 } norm_job;
 
@@ -57,12 +57,12 @@ static size_t layout(const nbl__rmsnorm *a, bool backward, uint8_t *base, norm_j
     return bump.used;
 }
 
-/* Converts w to f32 and adds the offset, once per call. */
+/* Converts w to f32, adds the offset and multiplies by the scale, once per call. */
 static void read_weight(const nbl_context *ctx, const norm_job *j)
 {
     int64_t columns = nbl__last(&j->a->x);
     nbl__to_f32(nbl__isa(ctx), j->a->w.dtype, j->a->w.data, j->w, columns);
-    for (int64_t k = 0; k < columns; k++) j->w[k] += j->a->offset;
+    for (int64_t k = 0; k < columns; k++) j->w[k] = (j->w[k] + j->a->offset) * nbl__norm_scale(j->a->scale);
 }
 
 static nbl_status run_forward(const nbl__call *call, const void *arguments, nbl__rows_fn rows)

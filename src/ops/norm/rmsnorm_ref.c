@@ -22,7 +22,7 @@ static double inverse_rms(const nbl__rmsnorm *a, int64_t first, int64_t columns)
 
 static double weight_at(const nbl__rmsnorm *a, int64_t k)
 {
-    return nbl__ref_get(&a->w, k) + (double)a->offset;
+    return (nbl__ref_get(&a->w, k) + (double)a->offset) * (double)nbl__norm_scale(a->scale);
 }
 
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
@@ -45,9 +45,9 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     return NBL_OK;
 }
 
-/* With s = 1 / √(mean(h²) + eps), n = h·s and g = dy·(w + offset):
+/* With s = 1 / √(mean(h²) + eps), n = h·s and g = dy·(w + offset)·scale:
  *
- *   dh = s·(g - n·mean(g·n)),   dw = Σ_rows dy·n */
+ *   dh = s·(g - n·mean(g·n)),   dw = Σ_rows dy·n·scale */
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     nbl__rmsnorm sum = nbl__rmsnorm_from_sum(arguments), *a = &sum;
@@ -60,7 +60,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
             int64_t i = r * columns + k;
             double n = sum_of(a, i) * scale;
             dot += nbl__ref_get(&a->dy, i) * weight_at(a, k) * n;
-            dw[k] += nbl__ref_get(&a->dy, i) * n;
+            dw[k] += nbl__ref_get(&a->dy, i) * n * (double)nbl__norm_scale(a->scale);
         }
         for (int64_t k = 0; k < columns && nbl__has_data(&a->dx); k++) {
             int64_t i = r * columns + k;

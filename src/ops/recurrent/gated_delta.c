@@ -134,9 +134,12 @@ static const nbl__attr rule_attrs[] = {
     NBL_ATTR(nbl__gated_delta, keep, "keep_state", FLAG, 0),
     {0},
 };
-#define FORWARD_ROWS(X) X(gated_delta_ref)
+#define FORWARD_ROWS(X) NBL_X86(X(gated_delta_avx512)) NBL_X86(X(gated_delta_avx2)) X(gated_delta_ref)
 NBL_IMPLS(forward_impls, FORWARD_ROWS);
-#define BACKWARD_ROWS(X) X(gated_delta_backward_ref)
+#define BACKWARD_ROWS(X)                                                                                     \
+    NBL_X86(X(gated_delta_backward_avx512))                                                                  \
+    NBL_X86(X(gated_delta_backward_avx2))                                                                    \
+    X(gated_delta_backward_ref)
 NBL_IMPLS(backward_impls, BACKWARD_ROWS);
 const nbl__family nbl__gated_delta_family = {
     "gated_delta",
@@ -192,7 +195,8 @@ static const nbl__attr step_attrs[] = {
     NBL_ATTR(nbl__gated_delta_step, in_place, "in_place", FLAG, 0),
     {0},
 };
-#define STEP_ROWS(X) X(gated_delta_step_ref)
+#define STEP_ROWS(X)                                                                                         \
+    NBL_X86(X(gated_delta_step_avx512)) NBL_X86(X(gated_delta_step_avx2)) X(gated_delta_step_ref)
 NBL_IMPLS(step_impls, STEP_ROWS);
 const nbl__family nbl__gated_delta_step_family = {
     "gated_delta_step",

@@ -19,43 +19,17 @@
  *     bits 10-31  offset: the index of the child for byte b is  node ^ offset ^ b
  *
  * The file is not trusted: every index is checked. A broken trie finds nothing. */
+#include "text/base64.h"
 #include "text/chars.h"
 #include "text/tokenizer/normalizer.h"
 #include "text/unicode/unicode.h"
-
-static int base64_value(char c)
-{
-    if (c >= 'A' && c <= 'Z') return c - 'A';
-    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
-    if (c >= '0' && c <= '9') return c - '0' + 52;
-    return c == '+' ? 62 : c == '/' ? 63 : -1;
-}
-
-/* Decodes base64 into `out` and returns the number of bytes, or -1 for invalid base64. `out` has
- * room for size / 4 * 3 bytes. */
-static int64_t read_base64(const char *text, size_t size, unsigned char *out)
-{
-    size_t n = 0;
-    if (size % 4) return -1;
-    for (size_t i = 0; i < size; i += 4) {
-        int pad = i + 4 == size ? (text[i + 3] == '=') + (text[i + 3] == '=' && text[i + 2] == '=') : 0;
-        uint32_t group = 0;
-        for (int k = 0; k < 4; k++) {
-            int value = k >= 4 - pad ? 0 : base64_value(text[i + (size_t)k]);
-            if (value < 0) return -1;
-            group = group << 6 | (uint32_t)value;
-        }
-        for (int k = 0; k < 3 - pad; k++) out[n++] = (unsigned char)(group >> (16 - 8 * k));
-    }
-    return (int64_t)n;
-}
 
 nbl_status nbl__precompiled_read(nbl__arena *arena, const char *where, const char *text, size_t size,
                                  nbl__normalizer *step)
 {
     unsigned char *bytes = nbl__arena_alloc(arena, size / 4 * 3 + 4);
     if (bytes == NULL) return NBL_ERROR_MEMORY;
-    int64_t count = read_base64(text, size, bytes);
+    int64_t count = nbl__base64_read(text, size, bytes);
     NBL_CHECK(arena->ctx, count >= 4, NBL_ERROR_FORMAT, "%s: precompiled_charsmap is not valid base64",
               where);
     uint32_t trie;

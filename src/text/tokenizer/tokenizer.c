@@ -22,8 +22,7 @@
 #include "base/file/hub.h"
 #include "base/team.h"
 #include "text/chars.h"
-
-enum { LARGEST_FILE = 256 << 20 }; /* bytes of a tokenizer.json */
+#include "text/files/tokenizer_files.h"
 
 /* ---- open and close ---- */
 
@@ -64,15 +63,14 @@ static void close_worker(nbl_context *ctx, nbl__tokenizer_worker *w)
     nbl__ids_free(ctx, &w->ids);
 }
 
-/* Reads a tokenizer.json. The tokenizer keeps nothing of the text, only what the parser has
- * copied. */
-static nbl_status read_json_file(nbl_tokenizer *t, const char *path)
+/* Reads a tokenizer.json, or a file that becomes the text of one (tokenizer_files.h). The tokenizer
+ * keeps nothing of the text, only what the parser has copied. */
+static nbl_status read_text_file(nbl_tokenizer *t, const char *path)
 {
-    char *text;
-    size_t size;
-    NBL_TRY(nbl__file_read(t->ctx, path, LARGEST_FILE, &text, &size));
-    nbl_status status = nbl__tokenizer_read_json(t, path, text, size);
-    nbl__free(t->ctx, text, size + 1);
+    nbl__text json = {.ctx = t->ctx};
+    nbl_status status = nbl__tokenizer_text(t->ctx, path, &json);
+    if (status == NBL_OK) status = nbl__tokenizer_read_json(t, path, json.text, json.size);
+    nbl__text_free(&json);
     return status;
 }
 
@@ -86,8 +84,8 @@ static nbl_status is_gguf(nbl_context *ctx, const char *path, bool *yes)
     return NBL_OK;
 }
 
-/* Reads the tokenizer from `path`: a folder with tokenizer.json, a GGUF file, or a
- * tokenizer.json. */
+/* Reads the tokenizer from `path`: a folder with one of the files of tokenizer_files.h, a GGUF file,
+ * or such a file. */
 static nbl_status fill(nbl_tokenizer *t, const char *path)
 {
     bool gguf;
@@ -95,9 +93,14 @@ static nbl_status fill(nbl_tokenizer *t, const char *path)
     t->worker_count = nbl_threads(t->ctx);
     for (int i = 0; i < t->worker_count; i++) open_worker(t->ctx, &t->workers[i]);
     if (nbl__is_folder(path)) {
-        const char *inner = nbl__arena_printf(&t->arena, "%s/tokenizer.json", path);
-        if (inner == NULL) return NBL_ERROR_MEMORY;
-        return read_json_file(t, inner);
+        const char *inner;
+        NBL_TRY(nbl__tokenizer_find(&t->arena, path, &inner));
+        NBL_CHECK(
+            t->ctx, inner, NBL_ERROR_NOT_FOUND,
+            "%s/tokenizer.json: no such file; nor is there a tekken.json, tokenizer.model, tiktoken.model "
+            "or vocab.json",
+            path);
+        return read_text_file(t, inner);
     }
     if (!nbl__exists(path))
         return nbl__hub_hint(t->ctx,
@@ -105,7 +108,7 @@ static nbl_status fill(nbl_tokenizer *t, const char *path)
                                        "%s: no such folder or file to read a tokenizer from", path),
                              path, NBL_HUB_MODEL);
     NBL_TRY(is_gguf(t->ctx, path, &gguf));
-    return gguf ? nbl__tokenizer_read_gguf(t, path) : read_json_file(t, path);
+    return gguf ? nbl__tokenizer_read_gguf(t, path) : read_text_file(t, path);
 }
 
 /* Makes a tokenizer without parts. Everything in it can be closed from here on. */

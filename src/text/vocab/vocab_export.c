@@ -20,6 +20,7 @@
 #include <stdio.h>
 
 #include "base/file/file.h"
+#include "text/files/tokenizer_files.h"
 #include "text/template/chat_template.h"
 #include "text/tokenizer/pre_tokenizer.h"
 
@@ -88,6 +89,26 @@ static nbl_status read_json(exporter *e, const char *name, const char **path, co
 }
 
 /* ---- tokens ---- */
+
+/* Reads the tokenizer as a tokenizer.json: the adapter's, or the model's if the adapter has none. Sets
+ * e->root to NULL if neither has one. */
+static nbl_status read_tokenizer(exporter *e)
+{
+    const char *folders[] = {e->source->adapter, e->source->folder}, *path = NULL;
+    for (int i = 0; i < 2 && path == NULL; i++)
+        if (folders[i]) NBL_TRY(nbl__tokenizer_find(e->arena, folders[i], &path));
+    if (path == NULL) {
+        e->where = nbl__arena_printf(e->arena, "%s/tokenizer.json", e->source->folder);
+        return e->where ? NBL_OK : NBL_ERROR_MEMORY;
+    }
+    e->where = path;
+    nbl__text json = {.ctx = e->ctx};
+    nbl_status status = nbl__tokenizer_text(e->ctx, path, &json);
+    if (status == NBL_OK)
+        status = nbl__json_parse(e->arena, path, json.text, json.size, NBL_JSON_SERDE, &e->root);
+    nbl__text_free(&json);
+    return status;
+}
 
 /* Sets the token of an id. The score of an earlier token of that id stays. */
 static nbl_status set_token(exporter *e, const nbl__json *id, const char *text, size_t size, int32_t type)
@@ -434,12 +455,13 @@ static void put_tokens(exporter *e)
 static nbl_status put_kind(exporter *e)
 {
     char name[NBL_PRE_NAME] = "default";
+    bool ignores = is_true(nbl__json_get(e->model, "ignore_merges"));
     e->is_spm = is_true(nbl__json_get(e->model, "byte_fallback"));
     NBL_TRY(read_step(e, nbl__json_get(e->root, "pre_tokenizer"), 0));
     if (e->byte_level) e->is_spm = false;
     NBL_CHECK(e->ctx, e->is_spm || e->byte_level, NBL_ERROR_UNSUPPORTED,
               "%s: BPE that is neither byte-level nor falls back to bytes has no form in GGUF", e->where);
-    if (!e->is_spm && !nbl__gguf_pre_name(e->patterns, e->pattern_count, name))
+    if (!e->is_spm && !nbl__gguf_pre_name(e->patterns, e->pattern_count, ignores, name))
         return unsupported(e, "a pre-tokenizer that splits by",
                            e->pattern_count ? e->patterns[0] : "nothing but bytes");
     const char *model = e->is_spm ? "llama" : "gpt2";
@@ -519,7 +541,7 @@ nbl_status nbl__vocab_export(nbl__arena *arena, const nbl__text_source *source, 
         .ctx = arena->ctx, .arena = arena, .source = source, .config = config, .size = size, .w = w};
     *exported = (nbl__exported_vocab){0};
     const char *unused;
-    NBL_TRY(read_json(&e, "tokenizer.json", &e.where, &e.root));
+    NBL_TRY(read_tokenizer(&e));
     NBL_TRY(read_json(&e, "tokenizer_config.json", &unused, &e.settings));
     if (e.root == NULL) {
         nbl__log(e.ctx, NBL_LOG_WARNING, "%s: no such file; the GGUF file has no vocabulary", e.where);

@@ -214,7 +214,7 @@ static nbl_status multiply_item(void *argument, int64_t item, int worker)
     assert(q < plan->products + plan->count && block.begin < block.end && block.end <= q->strips);
     worker_memory memory = nbl__gemm_worker_memory(plan, worker);
     rows_of rows = rows_in(p->m, q->row_blocks, plan->row_block,
-                           nbl__gemm_kernel_for(plan->isa, NBL_DTYPE_F32, p->m));
+                           nbl__gemm_kernel_for(plan->isa, NBL_DTYPE_F32, nbl__gemm_rows(plan->algo, p->m)));
     int64_t top = slice_row(&rows, q->slices, item);
     tile_position at = {
         .slices = q->slices,

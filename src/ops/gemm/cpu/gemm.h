@@ -77,11 +77,19 @@ typedef struct nbl__gemm_product {
 typedef struct nbl__gemm_algo {
     nbl_isa isa; /* micro-kernels of this instruction set or a lower one */
     bool gemv;   /* products with at most 8 rows read the weight directly (gemv.h) */
+    /* > 0: micro-kernels are chosen as for a product with so many rows, whatever it has. A row of C then has the same
+     * bits in products with more and with fewer rows. */
+    int64_t rows;
 } nbl__gemm_algo;
+/* The number of rows for which micro-kernels are chosen. */
+static inline int64_t nbl__gemm_rows(nbl__gemm_algo algo, int64_t m)
+{
+    return algo.rows > 0 ? algo.rows : m;
+}
 /* The fastest: all that the context has. */
 static inline nbl__gemm_algo nbl__gemm_best(const nbl_context *ctx)
 {
-    return (nbl__gemm_algo){nbl__isa(ctx), true};
+    return (nbl__gemm_algo){nbl__isa(ctx), true, 0};
 }
 
 /* Bytes of scratch for one call with these products, or with smaller k or fewer

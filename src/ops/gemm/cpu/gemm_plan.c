@@ -57,7 +57,8 @@ static int64_t row_blocks_of(int64_t m)
  * The operand is packed in the first stage that uses it. */
 static int operand_of(gemm_plan *plan, const nbl__gemm_product *p, const nbl__gemm_term *t)
 {
-    const nbl__gemm_kernel *kernel = nbl__gemm_kernel_for(plan->isa, t->compute, p->m);
+    const nbl__gemm_kernel *kernel = nbl__gemm_kernel_for(plan->isa, t->compute,
+                                                          nbl__gemm_rows(plan->algo, p->m));
     for (int i = 0; i < plan->operands; i++) {
         operand *o = &plan->operand[i];
         if (o->m != p->m || o->k != t->k || o->source.kernel != kernel || !same_operand(o->source.mat, &t->a))
@@ -188,6 +189,7 @@ void nbl__gemm_make_plan(const nbl_context *ctx, nbl__gemm_algo algo, const nbl_
 {
     assert(count <= MAX_PRODUCTS && algo.isa <= nbl__isa(ctx));
     *plan = (gemm_plan){.isa = algo.isa,
+                        .algo = algo,
                         .count = count,
                         .workers = nbl_threads(ctx),
                         .products = memory->products,

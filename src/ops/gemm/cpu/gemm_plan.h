@@ -61,7 +61,7 @@ typedef struct worker_memory {
 enum { STAGES = 2 };
 
 /* Capacity of one plan. A call with more products runs as several batches. */
-enum { MAX_PRODUCTS = 16, MAX_TERMS = 64 };
+enum { MAX_PRODUCTS = 48, MAX_TERMS = 96 };
 
 /* Memory of a plan, on the caller's stack. */
 typedef struct arrays {
@@ -73,6 +73,7 @@ typedef struct arrays {
 /* Sizes are maxima over the call. `strips` are totals per stage. */
 typedef struct gemm_plan {
     nbl_isa isa;
+    nbl__gemm_algo algo;
     int count, operands, workers;
     product_plan *products;
     operand *operand;

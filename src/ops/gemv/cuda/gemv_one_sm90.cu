@@ -284,8 +284,8 @@ template <typename T, bool NESTED> void launch(one_job j, bool overlaps, cudaStr
 
 } // namespace
 
-/* True if the kernel can compute this rmsnorm of one row: aligned, not in place, at most 4096
- * columns. */
+/* True if the kernel can compute this rmsnorm of one row: aligned, not in place, not scaled, at most
+ * 4096 columns. */
 static bool norm_fits(const nbl__gemv_one *g)
 {
     const nbl_rmsnorm *n = g->norm;
@@ -295,7 +295,7 @@ static bool norm_fits(const nbl__gemv_one *g)
     const void *written[] = {n->y.data, n->residual.data ? n->residual_out.data : NULL};
     for (const void *p : written) /* other blocks may still read what block 0 overwrites */
         if (p && (p == n->x.data || p == n->residual.data)) return false;
-    return n->dtype == g->dtype && n->y.data == g->x && nbl__tensor_rows(&n->x) == 1 &&
+    return n->dtype == g->dtype && n->scale == 0 && n->y.data == g->x && nbl__tensor_rows(&n->x) == 1 &&
            nbl__last(&n->x) == g->parts[0].weight->shape[1] &&
            nbl__last(&n->x) <= REGISTER_STEPS * int64_t{WARPS} * STEP_COLUMNS;
 }
