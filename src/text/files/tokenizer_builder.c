@@ -158,14 +158,10 @@ void nbl__builder_add(nbl__tokenizer_builder *b, const nbl__added_entry *entry)
 /* True if a role, of every model or of this one, has this text. */
 static bool is_role(const nbl__tokenizer_settings *s, nbl__slice text)
 {
-    for (int i = 0; i < NBL_ROLES; i++)
-        if (s->roles[i].text.size == text.size && memcmp(s->roles[i].text.text, text.text, text.size) == 0)
-            return true;
-    for (int64_t i = 0; i < s->named.count; i++)
-        if (s->named.items[i].text.size == text.size &&
-            memcmp(s->named.items[i].text.text, text.text, text.size) == 0)
-            return true;
-    return false;
+    bool found = false;
+    for (int i = 0; i < NBL_ROLES; i++) found |= nbl__same_text(s->roles[i].text, text);
+    for (int64_t i = 0; i < s->named.count; i++) found |= nbl__same_text(s->named.items[i].text, text);
+    return found;
 }
 
 /* Adds tokens of roles or of a list, except those that are there already. `known`: as many entries

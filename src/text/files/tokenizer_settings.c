@@ -144,9 +144,9 @@ static bool read_entry(const nbl__json *value, bool special, nbl__added_entry *e
     return true;
 }
 
-static bool same_text(nbl__slice a, nbl__slice b)
+bool nbl__same_text(nbl__slice a, nbl__slice b)
 {
-    return a.size == b.size && memcmp(a.text, b.text, a.size) == 0;
+    return a.size == b.size && (a.size == 0 || memcmp(a.text, b.text, a.size) == 0);
 }
 
 /* Makes room for `count` more entries. */
@@ -266,9 +266,9 @@ static nbl_status read_added(files *f)
         NBL_CHECK(f->arena->ctx, nbl__json_natural(item, &entry->id) && entry->id < INT32_MAX,
                   NBL_ERROR_FORMAT, "%s: added_tokens.json: the id of \"%.80s\" is none", f->path, item->key);
         for (int k = 0; k < NBL_ROLES; k++)
-            entry->special |= s->roles[k].text.size && same_text(s->roles[k].text, entry->text);
+            entry->special |= s->roles[k].text.size && nbl__same_text(s->roles[k].text, entry->text);
         for (int64_t k = 0; s->has_extra && k < s->extra.count; k++)
-            entry->special |= same_text(s->extra.items[k].text, entry->text);
+            entry->special |= nbl__same_text(s->extra.items[k].text, entry->text);
         entry->normalized = !entry->special;
     }
     return NBL_OK;
@@ -279,7 +279,7 @@ static void share_flags(nbl__tokenizer_settings *s)
 {
     for (int k = 0; k < NBL_ROLES; k++)
         for (int64_t i = 0; s->roles[k].text.size && i < s->decoder.count; i++)
-            if (same_text(s->roles[k].text, s->decoder.items[i].text)) s->roles[k] = s->decoder.items[i];
+            if (nbl__same_text(s->roles[k].text, s->decoder.items[i].text)) s->roles[k] = s->decoder.items[i];
 }
 
 /* ---- the files ---- */

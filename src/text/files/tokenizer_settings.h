@@ -74,6 +74,7 @@ void nbl__role_default(nbl__tokenizer_settings *settings, nbl__token_role role, 
 void nbl__class_defaults(nbl__tokenizer_settings *settings, nbl__tokenizer_class class);
 /* A special token, as transformers makes it of a text. */
 nbl__added_entry nbl__special_entry(nbl__slice text);
+bool nbl__same_text(nbl__slice a, nbl__slice b);
 /* A member of tokenizer_config.json as a truth value: `missing` if there is none; null is false. */
 bool nbl__settings_flag(const nbl__tokenizer_settings *settings, const char *key, bool missing);
 

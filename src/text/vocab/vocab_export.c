@@ -43,9 +43,10 @@ typedef struct exporter {
     const nbl__text_source *source;
     const char *where;                        /* tokenizer.json */
     const nbl__json *root, *model, *settings; /* tokenizer.json, its model, tokenizer_config.json (or NULL) */
-    const nbl__json *config;                  /* config.json, or NULL */
-    token *tokens;                            /* by id */
-    int64_t size;                             /* tokens of the model: rows of its embedding */
+    const nbl__json *map;    /* special_tokens_map.json; NULL: none, or added_tokens_decoder replaces it */
+    const nbl__json *config; /* config.json, or NULL */
+    token *tokens;           /* by id */
+    int64_t size;            /* tokens of the model: rows of its embedding */
     nbl__gguf_writer *w;
     bool is_spm;                        /* SentencePiece BPE: the model is "llama", not "gpt2" */
     const char *patterns[MAX_PATTERNS]; /* the pre-tokenizer's patterns, in order */
@@ -358,11 +359,13 @@ static bool adds_prefix(const nbl__json *step, int depth)
 
 /* ---- special tokens ---- */
 
-/* Returns the text that tokenizer_config.json has for a role such as "bos_token", or NULL. The
+/* Returns the text that special_tokens_map.json or tokenizer_config.json has for a role such as
+ * "bos_token", or NULL. The
  * value is a text, or an object with the text under "content". */
 static const char *role_text(const exporter *e, const char *role)
 {
-    const nbl__json *value = nbl__json_get(e->settings, role);
+    const nbl__json *value = nbl__json_get(e->map, role);
+    if (value == NULL) value = nbl__json_get(e->settings, role);
     if (nbl__json_is(value, NBL_JSON_OBJECT)) value = nbl__json_get(value, "content");
     return nbl__json_is(value, NBL_JSON_STRING) ? value->string : NULL;
 }
@@ -543,6 +546,8 @@ nbl_status nbl__vocab_export(nbl__arena *arena, const nbl__text_source *source, 
     const char *unused;
     NBL_TRY(read_tokenizer(&e));
     NBL_TRY(read_json(&e, "tokenizer_config.json", &unused, &e.settings));
+    if (nbl__json_get(e.settings, "added_tokens_decoder") == NULL)
+        NBL_TRY(read_json(&e, "special_tokens_map.json", &unused, &e.map));
     if (e.root == NULL) {
         nbl__log(e.ctx, NBL_LOG_WARNING, "%s: no such file; the GGUF file has no vocabulary", e.where);
         nbl__gguf_put_text(w, KEY("model"), "no_vocab", 8);
