@@ -110,6 +110,8 @@ struct nbl_weight {
     float nested_offset;
     const float *nested_offset_at;
     nbl_weight_parts given;
+    const void *members;
+    int64_t member_count;
 };
 
 /* 5. Checkpoints */
@@ -482,6 +484,7 @@ struct nbl_adapter_tensor {
 };
 const nbl_adapter_tensor *nbl_adapter_get_tensor(const nbl_adapter *adapter, int64_t index);
 const char *nbl_adapter_get_target(const nbl_adapter *adapter, int64_t index);
+const char *nbl_adapter_get_parameter(const nbl_adapter *adapter, int64_t index);
 const char *nbl_adapter_get_saved(const nbl_adapter *adapter, int64_t index);
 const char *nbl_adapter_get_problem(const nbl_adapter *adapter, int64_t index);
 """

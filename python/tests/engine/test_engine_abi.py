@@ -64,7 +64,7 @@ RECORDS: dict[type, tuple[str, str]] = {
     engine.Weight: (
         "nbl_weight",
         "rank given data scales scale_codes nested_scales "
-        "nested_table nested_block nested_offset nested_offset_at",
+        "nested_table nested_block nested_offset nested_offset_at members member_count",
     ),
 }
 # Fields that a dataclass adds.

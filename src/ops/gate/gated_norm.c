@@ -55,6 +55,7 @@ static const nbl__slot slots[] = {
 static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__gated_norm, dtype, "dtype", DTYPE, 0),
     NBL_ATTR(nbl__gated_norm, eps, "eps", FLOAT, 1e-6),
+    NBL_ATTR(nbl__gated_norm, accumulate, "accumulate", FLAG, 0),
     {0},
 };
 #define FORWARD_ROWS(X) NBL_X86(X(gated_norm_avx512)) NBL_X86(X(gated_norm_avx2)) X(gated_norm_ref)

@@ -132,6 +132,7 @@ static const nbl__slot rule_slots[] = {
 static const nbl__attr rule_attrs[] = {
     NBL_ATTR(nbl__gated_delta, dtype, "dtype", DTYPE, 0),
     NBL_ATTR(nbl__gated_delta, keep, "keep_state", FLAG, 0),
+    NBL_ATTR(nbl__gated_delta, accumulate, "accumulate", FLAG, 0),
     {0},
 };
 #define FORWARD_ROWS(X) NBL_X86(X(gated_delta_avx512)) NBL_X86(X(gated_delta_avx2)) X(gated_delta_ref)

@@ -114,6 +114,7 @@ static const nbl__slot conv_slots[] = {
 static const nbl__attr conv_attrs[] = {
     NBL_ATTR(nbl__short_conv, dtype, "dtype", DTYPE, 0),
     NBL_ATTR(nbl__short_conv, keep, "keep_state", FLAG, 0),
+    NBL_ATTR(nbl__short_conv, accumulate, "accumulate", FLAG, 0),
     {0},
 };
 #define FORWARD_ROWS(X) NBL_X86(X(short_conv_avx512)) NBL_X86(X(short_conv_avx2)) X(short_conv_ref)

@@ -96,15 +96,26 @@ static int64_t block_panels(const nbl__gemm_kernel *kernel, int64_t k)
     return nbl__max_i64(2, nbl__min_i64(fit, BLOCK_ROWS / kernel->rows) / 2 * 2);
 }
 
+/* Where B's element [0, 0] lies, if it is dense f32 in memory and not transposed; else NULL. */
+static const float *plain_b(const nbl__gemm_term *t, int64_t *stride)
+{
+    const nbl__gemm_matrix *b = &t->b;
+    const nbl_weight *w = b->weight;
+    if (b->transposed || b->k_index || b->dropout > 0) return NULL;
+    *stride = w ? w->shape[1] : b->stride;
+    if (w == NULL) return b->dtype == NBL_DTYPE_F32 ? b->data : NULL;
+    bool plain = w->format == NBL_FORMAT_DENSE && w->dtype == NBL_DTYPE_F32 && t->compute == NBL_DTYPE_F32 &&
+                 (uintptr_t)w->data % sizeof(float) == 0;
+    return plain ? (const float *)w->data + b->first_row * *stride : NULL;
+}
+
 /* Should the kernel read B where it lies? Packing a dense f32 B does not pay if only a few panels
  * of A use it. */
-static bool reads_in_place(const nbl__gemm_kernel *kernel, const nbl__gemm_term *t, const tile_position *at,
+static bool reads_in_place(const nbl__gemm_kernel *kernel, const float *plain, const tile_position *at,
                            int64_t panels)
 {
-    enum { SMALL = 4 };
-    const nbl__gemm_matrix *b = &t->b;
-    return kernel->panel == NBL_PANEL_F32 && panels <= SMALL && b->weight == NULL &&
-           b->dtype == NBL_DTYPE_F32 && !b->transposed && b->k_index == NULL && b->dropout == 0 &&
+    enum { SMALL = 8 };
+    return plain && kernel->panel == NBL_PANEL_F32 && panels <= SMALL &&
            (at->n_end - at->n_begin) % NBL_STRIP == 0;
 }
 
@@ -135,7 +146,9 @@ static bool multiply(const gemm_plan *plan, const nbl__gemm_term *t, const term_
             last = slice_panel(&rows, at->slices, at->slice + 1);
     int64_t top = nbl__panel_start(rows.padded, rows.panels, first);
     nbl__pack_source b = {plan->isa, kernel, &t->b, t->compute, t->b.transposed};
-    bool in_place = reads_in_place(kernel, t, at, rows.panels);
+    int64_t line;
+    const float *plain = plain_b(t, &line);
+    bool in_place = reads_in_place(kernel, plain, at, rows.panels);
     for (int64_t k = 0; k < t->k; k += o->k_block) {
         int64_t count = nbl__min_i64(o->k_block, t->k - k);
         if (!in_place) nbl__pack_b(&b, at->n_begin, at->n_end, k, count, memory->b, memory->scratch);
@@ -154,8 +167,8 @@ static bool multiply(const gemm_plan *plan, const nbl__gemm_term *t, const term_
         block.b_line = NBL_STRIP;
         block.b_strip = block.k * NBL_STRIP;
         if (in_place) {
-            block.b = (const float *)t->b.data + k * t->b.stride + at->n_begin;
-            block.b_line = t->b.stride;
+            block.b = plain + k * line + at->n_begin;
+            block.b_line = line;
             block.b_strip = NBL_STRIP;
         }
         assert(block.k % kernel->k_step == 0 && block.k <= NBL_MAX_K_BLOCK && first < last);
@@ -190,25 +203,40 @@ static bool is_direct(const gemm_plan *plan, const product_plan *q, int64_t rows
     return any;
 }
 
-/* Items of step 2: all slices of all column blocks of this row block and stage. */
-static int64_t multiply_items(const gemm_plan *plan)
+/* Items of step 2: all slices of all column blocks of this row block and stage. Sets where each product's begin. */
+static int64_t multiply_items(gemm_plan *plan)
 {
     int64_t items = 0;
-    for (column_block at = {0}; nbl__gemm_next_column_block(plan, plan->row_block, plan->stage, &at);)
-        items += at.product->slices;
+    for (int i = 0; i < plan->count; i++) plan->products[i].first_item = -1;
+    for (column_block at = {0}; nbl__gemm_next_column_block(plan, plan->row_block, plan->stage, &at);) {
+        product_plan *q = &plan->products[at.product - plan->products];
+        if (at.begin == 0) q->first_item = items, q->left = at.left;
+        items += q->slices;
+    }
     return items;
+}
+
+/* The column block of an item; *item becomes its slice. */
+static column_block column_block_of(const gemm_plan *plan, int64_t *item)
+{
+    const product_plan *q = plan->products;
+    for (int i = 0; i < plan->count; i++) {
+        const product_plan *other = &plan->products[i];
+        if (other->first_item >= 0 && other->first_item <= *item) q = other;
+    }
+    column_block block = {q, 0, 0, q->left};
+    *item -= q->first_item;
+    nbl__gemm_next_column_block(plan, plan->row_block, plan->stage, &block);
+    for (; *item >= q->slices; *item -= q->slices)
+        nbl__gemm_next_column_block(plan, plan->row_block, plan->stage, &block);
+    return block;
 }
 
 /* One slice of one column block: all terms, then the epilogue. */
 static nbl_status multiply_item(void *argument, int64_t item, int worker)
 {
     const gemm_plan *plan = argument;
-    column_block block = {0};
-    for (nbl__gemm_next_column_block(plan, plan->row_block, plan->stage, &block);
-         item >= block.product->slices;) {
-        item -= block.product->slices;
-        nbl__gemm_next_column_block(plan, plan->row_block, plan->stage, &block);
-    }
+    column_block block = column_block_of(plan, &item);
     const product_plan *q = block.product;
     const nbl__gemm_product *p = q->product;
     assert(q < plan->products + plan->count && block.begin < block.end && block.end <= q->strips);

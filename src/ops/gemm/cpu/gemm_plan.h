@@ -46,6 +46,8 @@ typedef struct product_plan {
     const nbl__gemm_product *product;
     term_plan *terms;
     int64_t row_blocks, slices, strips;
+    /* of the row block and stage that are running: the first item of this product, and the strips from there on */
+    int64_t first_item, left;
 } product_plan;
 
 /* A worker's scratch: the tile of sums, the part of a masked term, a column block of B,

@@ -338,6 +338,15 @@ static void clear_tail(uint8_t *strip, int64_t k, int64_t padded)
     memset(strip + (size_t)(even * NBL_STRIP * 2), 0, (size_t)((padded - even) * NBL_STRIP * 2));
 }
 
+/* Prefetches a piece of a dense row. Packing reads short pieces, each on a page of its own, for which the hardware's
+ * prefetch would start too late. */
+static void fetch_piece(const plain_rows *rows, int64_t row, int64_t column, int64_t count)
+{
+    const uint8_t *from = plain_at(rows, row, column);
+    for (size_t i = 0; i < (size_t)count * nbl__size_of(rows->dtype); i += 64)
+        __builtin_prefetch(from + i, 0, 2);
+}
+
 /* One strip of pairs from 16 rows of bf16, without a detour through f32. */
 static void transposed_pairs(const nbl__pack_source *s, const plain_rows *dense, int64_t n, int count,
                              int64_t k_begin, int64_t k, const pieces *p, uint32_t *to)
@@ -355,9 +364,11 @@ static void pack_b_transposed(const nbl__pack_source *s, int64_t n_begin, int64_
     int64_t padded = nbl__round_up(k, s->kernel->k_step);
     bool f32 = s->kernel->panel == NBL_PANEL_F32;
     plain_rows dense;
-    bool pairs = !f32 && plain_rows_of(s, &dense) && dense.dtype == NBL_DTYPE_BF16;
+    bool plain = plain_rows_of(s, &dense), pairs = !f32 && plain && dense.dtype == NBL_DTYPE_BF16;
     for (int64_t n = n_begin; n < n_end; n += NBL_STRIP, to += strip_bytes(s->kernel, padded)) {
         int count = (int)nbl__min_i64(NBL_STRIP, n_end - n);
+        for (int64_t r = n + NBL_STRIP; plain && r < nbl__min_i64(n_end, n + 2 * NBL_STRIP); r++)
+            fetch_piece(&dense, r, k_begin, k);
         if (pairs) {
             transposed_pairs(s, &dense, n, count, k_begin, k, p, (uint32_t *)(void *)to);
             clear_tail(to, k, padded);
@@ -374,22 +385,29 @@ static void pack_b_transposed(const nbl__pack_source *s, int64_t n_begin, int64_
 static void pack_b_straight(const nbl__pack_source *s, int64_t n_begin, int64_t n_end, int64_t k_begin,
                             int64_t k, uint8_t *to, const pieces *p)
 {
+    enum { AHEAD = 8 }; /* rows */
     int64_t padded = nbl__round_up(k, s->kernel->k_step), strips = nbl__ceil_div(n_end - n_begin, NBL_STRIP);
     bool f32 = s->kernel->panel == NBL_PANEL_F32;
     size_t bytes = strip_bytes(s->kernel, padded);
     plain_rows dense;
-    bool pairs = !f32 && plain_rows_of(s, &dense) && dense.dtype == NBL_DTYPE_BF16;
-    for (int64_t i = 0; pairs && i + 2 <= k; i += 2)
+    bool plain = plain_rows_of(s, &dense), pairs = !f32 && plain && dense.dtype == NBL_DTYPE_BF16;
+    bool in_place = plain && dense.dtype == NBL_DTYPE_F32;
+    for (int64_t i = 0; pairs && i + 2 <= k; i += 2) {
+        for (int64_t h = i + AHEAD; h < nbl__min_i64(i + AHEAD + 2, k); h++)
+            fetch_piece(&dense, k_begin + h, n_begin, n_end - n_begin);
         nbl__join_pairs(s->isa, plain_at(&dense, k_begin + i, n_begin),
                         plain_at(&dense, k_begin + i + 1, n_begin), n_end - n_begin,
                         (uint32_t *)(void *)to + i / 2 * NBL_STRIP, (int64_t)(bytes / 4));
+    }
     for (int64_t i = pairs ? k / 2 * 2 : 0; i < k; i += 2) {
         const float *lines[2];
         int64_t steps = nbl__min_i64(2, k - i);
         for (int64_t h = 0; h < steps; h++) {
             int64_t line = k_begin + i + h;
             if (s->mat->k_index) line = s->mat->k_index[line];
-            lines[h] = read_row(s, line, n_begin, n_end, NULL, p->across + h * (n_end - n_begin));
+            if (in_place && i + h + AHEAD < k) fetch_piece(&dense, line + AHEAD, n_begin, n_end - n_begin);
+            lines[h] = in_place ? plain_at(&dense, line, n_begin)
+                                : read_row(s, line, n_begin, n_end, NULL, p->across + h * (n_end - n_begin));
         }
         for (int64_t t = 0; t < strips; t++) {
             int64_t at = t * NBL_STRIP, count = nbl__min_i64(NBL_STRIP, n_end - n_begin - at);

@@ -194,15 +194,18 @@ static nbl_status load_b_rows(void *argument, int64_t item, int worker)
     int64_t rank = layer->rank, experts = j->z.experts, end = nbl__min_i64(layer->out, (item + 1) * B_ROWS);
     size_t size = nbl__size_of(b->dtype);
     (void)worker;
-    for (int64_t o = item * B_ROWS; o < end; o++)
-        for (int64_t k = 0; k < rank; k++) {
-            const uint8_t *from = (const uint8_t *)b->data + (size_t)((o * rank + k) * experts) * size;
-            for (int i = 0; i < j->count; i++) {
-                float *to = layer->b + (i * layer->out + o) * rank + k;
-                if (b->dtype == NBL_DTYPE_F32) memcpy(to, from + (size_t)j->range[i].expert * size, size);
-                else nbl__to_f32(NBL_ISA_SCALAR, b->dtype, from + (size_t)j->range[i].expert * size, to, 1);
-            }
+    for (int64_t o = item * B_ROWS; o < end; o++) {
+        const uint8_t *row = (const uint8_t *)b->data + (size_t)(o * rank * experts) * size;
+        for (int i = 0; i < j->count; i++) {
+            float *to = layer->b + (i * layer->out + o) * rank;
+            const uint8_t *from = row + (size_t)j->range[i].expert * size;
+            if (b->dtype == NBL_DTYPE_F32)
+                for (int64_t k = 0; k < rank; k++) memcpy(&to[k], from + k * experts * 4, sizeof *to);
+            else
+                for (int64_t k = 0; k < rank; k++)
+                    nbl__to_f32(NBL_ISA_SCALAR, b->dtype, from + (size_t)(k * experts) * size, &to[k], 1);
         }
+    }
     return NBL_OK;
 }
 

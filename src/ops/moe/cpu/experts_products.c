@@ -278,10 +278,10 @@ static nbl_status add_b_rows(void *argument, int64_t item, int worker)
     int64_t rank = layer->rank, end = nbl__min_i64(layer->out, (item + 1) * B_ROWS);
     (void)worker;
     for (int64_t o = item * B_ROWS; o < end; o++)
-        for (int64_t k = 0; k < rank; k++) {
-            float *to = (float *)layer->l->dlora_b.data + (o * rank + k) * j->z.experts;
-            for (int i = 0; i < j->count; i++)
-                to[j->range[i].expert] += layer->db[(i * layer->out + o) * rank + k];
+        for (int i = 0; i < j->count; i++) {
+            float *to = (float *)layer->l->dlora_b.data + o * rank * j->z.experts + j->range[i].expert;
+            const float *from = layer->db + (i * layer->out + o) * rank;
+            for (int64_t k = 0; k < rank; k++) to[k * j->z.experts] += from[k];
         }
     return NBL_OK;
 }
