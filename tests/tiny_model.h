@@ -31,6 +31,7 @@ static const struct tiny_architecture {
     bool qk_norm, end_norms; /* norms of q's and k's heads; norms behind both blocks */
     bool fused;              /* q, k, v are the rows of one matrix, gate and up those of another */
     bool hybrid;             /* the first layer has the gated delta rule, the second a gated attention */
+    bool parallel;           /* one norm for both blocks */
     bool feed_forward;       /* the module of the feed-forward block is "feed_forward", not "mlp" */
     const char *router;      /* a mixture of experts: "mlp.gate" or "mlp.router"; NULL: a dense block */
     bool post_norms;         /* no norms before the blocks; those of q and k see all heads together */
@@ -77,6 +78,10 @@ static const struct tiny_architecture {
     {.type = "gpt_oss",
      .keys = "\"num_local_experts\": 3, \"num_experts_per_tok\": 2, \"sliding_window\": 8",
      .router = "mlp.router"},
+    {.type = "cohere2",
+     .keys = "\"sliding_window\": 8, \"layer_types\": [\"sliding_attention\", \"full_attention\"], "
+             "\"logit_scale\": 0.3",
+     .parallel = true},
     {.type = "granite",
      .keys = "\"embedding_multiplier\": 3.0, \"residual_multiplier\": 0.5, \"attention_multiplier\": 0.4, "
              "\"logits_scaling\": 0.7"},
@@ -235,7 +240,7 @@ static inline void tiny_layer(tiny_list *l, const struct tiny_architecture *a, c
     if (a->router) tiny_experts(l, at, a->router, d);
     else tiny_add(l, at, block[2], TINY_HIDDEN, TINY_INNER);
     if (!a->post_norms) tiny_add(l, at, "input_layernorm.weight", TINY_HIDDEN, 0);
-    tiny_add(l, at, "post_attention_layernorm.weight", TINY_HIDDEN, 0);
+    if (!a->parallel) tiny_add(l, at, "post_attention_layernorm.weight", TINY_HIDDEN, 0);
     if (a->end_norms) tiny_add(l, at, "pre_feedforward_layernorm.weight", TINY_HIDDEN, 0);
     if (a->end_norms || a->post_norms) tiny_add(l, at, "post_feedforward_layernorm.weight", TINY_HIDDEN, 0);
 }
