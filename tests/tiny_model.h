@@ -31,6 +31,7 @@ static const struct tiny_architecture {
     bool qk_norm, end_norms; /* norms of q's and k's heads; norms behind both blocks */
     bool fused;              /* q, k, v are the rows of one matrix, gate and up those of another */
     bool hybrid;             /* the first layer has the gated delta rule, the second a gated attention */
+    bool feed_forward;       /* the module of the feed-forward block is "feed_forward", not "mlp" */
     bool post_norms;         /* no norms before the blocks; those of q and k see all heads together */
 } tiny_architectures[] = {
     {.type = "llama", .keys = "\"hidden_act\": \"silu\""},
@@ -42,7 +43,22 @@ static const struct tiny_architecture {
      .keys = "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8, \"rope_local_base_freq\": 10000.0",
      .qk_norm = true,
      .end_norms = true},
-    {.type = "phi3", .keys = "\"hidden_act\": \"silu\", \"sliding_window\": 8", .fused = true},
+    {.type = "phi3",
+     .keys =
+         "\"sliding_window\": 8, \"partial_rotary_factor\": 0.5, \"original_max_position_embeddings\": 16, "
+         "\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1, 2], \"long_factor\": [2, 8]}",
+     .fused = true},
+    {.type = "smollm3", .keys = "\"no_rope_layer_interval\": 2"},
+    {.type = "ministral",
+     .keys = "\"sliding_window\": 8, \"layer_types\": [\"sliding_attention\", \"full_attention\"]"},
+    {.type = "ministral3",
+     .keys =
+         "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 16, \"original_max_position_embeddings\": 8, "
+         "\"llama_4_scaling_beta\": 0.5}"},
+    {.type = "llama4_text",
+     .keys = "\"no_rope_layer_interval\": 2, \"intermediate_size_mlp\": 48, \"moe_layers\": [], "
+             "\"attention_chunk_size\": 8, \"floor_scale\": 8",
+     .feed_forward = true},
     {.type = "qwen3_5_text",
      .keys = "\"linear_num_key_heads\": 2, \"linear_num_value_heads\": 4, \"linear_key_head_dim\": 8, "
              "\"linear_value_head_dim\": 6, \"linear_conv_kernel_dim\": 3, "
@@ -161,9 +177,12 @@ static inline void tiny_layer(tiny_list *l, const struct tiny_architecture *a, c
     if (a->qk_norm && !delta) tiny_add(l, at, "self_attn.k_norm.weight", TINY_DIM, 0);
     if (a->post_norms) tiny_add(l, at, "self_attn.q_norm.weight", TINY_HEADS * TINY_DIM, 0);
     if (a->post_norms) tiny_add(l, at, "self_attn.k_norm.weight", TINY_KV * TINY_DIM, 0);
-    if (!a->fused) tiny_add(l, at, "mlp.gate_proj.weight", TINY_INNER, TINY_HIDDEN);
-    if (!a->fused) tiny_add(l, at, "mlp.up_proj.weight", TINY_INNER, TINY_HIDDEN);
-    tiny_add(l, at, "mlp.down_proj.weight", TINY_HIDDEN, TINY_INNER);
+    static const char *const blocks[2][3] = {
+        {"mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"},
+        {"feed_forward.gate_proj.weight", "feed_forward.up_proj.weight", "feed_forward.down_proj.weight"}};
+    const char *const *block = blocks[a->feed_forward];
+    for (int i = 0; i < 2 && !a->fused; i++) tiny_add(l, at, block[i], TINY_INNER, TINY_HIDDEN);
+    tiny_add(l, at, block[2], TINY_HIDDEN, TINY_INNER);
     if (!a->post_norms) tiny_add(l, at, "input_layernorm.weight", TINY_HIDDEN, 0);
     tiny_add(l, at, "post_attention_layernorm.weight", TINY_HIDDEN, 0);
     if (a->end_norms) tiny_add(l, at, "pre_feedforward_layernorm.weight", TINY_HIDDEN, 0);

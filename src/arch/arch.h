@@ -53,9 +53,12 @@ typedef struct nbl__decoder {
     bool sliding[NBL_MAX_LAYERS];
     /* layers whose q and k are not rotated */
     bool no_rope[NBL_MAX_LAYERS];
-    /* chunked attention: a query sees keys of its own block of this many positions; 0: none. An
-     * architecture says which layers have it */
+    /* chunked attention: a query sees keys of its own block of this many positions; 0: none */
     int64_t chunk;
+    /* layers with chunked attention */
+    bool chunked[NBL_MAX_LAYERS];
+    /* q and k have an RMSNorm without weight on each head, in layers that rotate them */
+    bool unit_norm;
     /* layers with the gated delta rule instead of softmax attention, and its sizes */
     bool recurrent[NBL_MAX_LAYERS];
     struct {

@@ -16,6 +16,7 @@
     X(smollm3)                                                                                               \
     X(ministral)                                                                                             \
     X(ministral3)                                                                                            \
+    X(llama4)                                                                                                \
     X(olmo2)                                                                                                 \
     X(olmo3)                                                                                                 \
     X(granite)                                                                                               \

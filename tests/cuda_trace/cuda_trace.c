@@ -13,6 +13,7 @@ static long calls, failures, fail_at;
 static bool fail_later, opened;
 static int garbage; /* a byte */
 static __thread cudaError_t last_error;
+static cudaError_t broken; /* what every call returns */
 static const trace_listener *listening;
 
 void trace_lock(void)
@@ -37,6 +38,11 @@ static void open_trace(void)
         fail_at = atol(fail);
         fail_later = strchr(fail, '+') != NULL;
     }
+}
+
+void trace_break(cudaError_t error)
+{
+    if (broken == cudaSuccess) broken = error;
 }
 
 void trace_listen(const trace_listener *listener)
@@ -108,6 +114,7 @@ cudaError_t trace_call(const char *name, cudaError_t error)
     leave_garbage();
     calls++;
     if (listening && listening->call) listening->call(name);
+    if (broken != cudaSuccess) return trace_result(name, broken);
     bool fails = fail_at && (fail_later ? calls >= fail_at : calls == fail_at);
     return fails ? trace_result(name, error) : cudaSuccess;
 }
@@ -159,7 +166,8 @@ const trace_limits *trace_device(void)
                               a100 = {"traced A100", 8, 0, 108, (size_t)81920 << 20, 167936, 166912};
     const char *wish = getenv("NIBBLE_CUDA_TRACE_DEVICE");
     if (wish && strcmp(wish, "none") == 0) return NULL;
-    return wish && strcmp(wish, "sm_80") == 0 ? &a100 : &h200;
+    bool older = wish ? strcmp(wish, "sm_80") == 0 : trace_runs();
+    return older ? &a100 : &h200;
 }
 
 cudaError_t cudaGetDeviceCount(int *count)

@@ -1,10 +1,11 @@
-/* cuda_trace_blas.c - cuBLASLt: products are lines of the trace. See cuda_trace.h.
+/* cuda_trace_blas.c - cuBLASLt: products are lines of the trace, and where kernels run, they are computed. See cuda_trace.h.
  *
  * Programs load cuBLASLt with dlopen. This file defines dlopen, dlsym and dlclose: the library's name gives a handle
  * of the stub, libtorch_cuda.so gives what the test has for it (trace_torch_cuda), and every other library is not found. The heuristic names four algorithms; the third has the tile of
  * 128 x 256 that src/ops/gemm/cuda/cublaslt.c prefers for some products. */
 #include <cublasLt.h>
 #include <dlfcn.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cuda_trace.h"
@@ -166,6 +167,25 @@ static void write_layout(const char *name, cublasLtMatrixLayout_t opaque, const 
                (unsigned long long)it->batch, (long long)it->stride);
 }
 
+static trace_matrix matrix_of(cublasLtMatrixLayout_t opaque, const void *data)
+{
+    const layout *it = (const layout *)(const void *)opaque;
+    return (trace_matrix){(cudaDataType_t)it->type,
+                          (void *)(uintptr_t)data,
+                          it->rows,
+                          it->columns,
+                          it->ld,
+                          it->batch,
+                          it->stride};
+}
+
+static double factor_of(uint64_t scale, uint32_t bits)
+{
+    float factor;
+    memcpy(&factor, &bits, sizeof factor);
+    return scale == CUDA_R_32I ? (double)(int32_t)bits : (double)factor;
+}
+
 static cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t opaque, const void *alpha,
                              const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
@@ -191,7 +211,17 @@ static cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t opaqu
         write_layout("b", b_layout, b);
         write_layout("c", c_layout, c);
         write_layout("d", d_layout, d);
-        trace_enqueue(stream, (trace_operation){.what = TRACE_KERNEL});
+        trace_operation operation = {.what = TRACE_KERNEL};
+        if (trace_runs()) {
+            trace_product *work = calloc(1, sizeof *work);
+            if (work == NULL) abort();
+            *work = (trace_product){matrix_of(a_layout, a),           matrix_of(b_layout, b),
+                                    matrix_of(c_layout, c),           matrix_of(d_layout, d),
+                                    it->transa == CUBLAS_OP_T,        it->transb == CUBLAS_OP_T,
+                                    factor_of(it->scale, factors[0]), factor_of(it->scale, factors[1])};
+            operation = (trace_operation){.run = trace_multiply, .release = free, .work = work};
+        }
+        trace_enqueue(stream, operation);
     }
     trace_unlock();
     return status_of(error);

@@ -78,6 +78,7 @@ static size_t bucket_of(const void *function)
 void __cudaUnregisterFatBinary(void **handle)
 {
     const uint8_t *fatbin = ((const fatbin_wrapper *)(void *)handle)->data;
+    trace_forget(fatbin);
     for (size_t i = 0; i < BUCKETS; i++)
         for (kernel **at = &kernels[i]; *at;) {
             kernel *it = *at;
@@ -348,7 +349,14 @@ static cudaError_t launch_kernel(const void *function, const launch *l, void **a
         write_launch(it, l, arguments);
         error = trace_result(it->name, check_launch(it, l));
     }
-    if (error == cudaSuccess) trace_enqueue(l->stream, operation_of(it, l, arguments));
+    trace_operation operation;
+    if (error == cudaSuccess) {
+        operation = operation_of(it, l, arguments);
+        if (trace_runs() &&
+            !trace_run_kernel(it->fatbin, it->symbol, l->grid, l->block, l->shared, arguments, &operation))
+            error = trace_result("cudaLaunchKernel", cudaErrorInvalidDeviceFunction);
+    }
+    if (error == cudaSuccess) trace_enqueue(l->stream, operation);
     trace_unlock();
     return error;
 }

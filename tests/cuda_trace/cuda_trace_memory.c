@@ -5,6 +5,7 @@
  * allocation is followed by a page that belongs to nobody. Memory of the host that the runtime gives out lies in a
  * third range. All three begin at constant addresses. Pages cost memory once they are written. */
 #include "cuda_trace.h"
+#include "ptx/ptx.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,20 +100,28 @@ bool trace_is_allocated(const void *p, size_t bytes)
     return a && a->live && (uintptr_t)p - a->address + bytes <= a->bytes;
 }
 
-static void *contents_of(const void *p)
+void *trace_contents(const void *p)
 {
     return trace_is_device(p) ? (void *)((uintptr_t)p - DEVICE_BASE + CONTENTS_BASE) : (void *)(uintptr_t)p;
 }
 
+bool trace_find(uint64_t address, ptx_range *range)
+{
+    const allocation *a = find(trace_is_device((const void *)address) ? &device : &host, address);
+    if (a == NULL || !a->live) return false;
+    *range = (ptx_range){a->address, a->bytes, trace_contents((const void *)a->address)};
+    return true;
+}
+
 void trace_copy(void *to, const void *from, size_t bytes)
 {
-    memmove(contents_of(to), contents_of(from), bytes);
+    memmove(trace_contents(to), trace_contents(from), bytes);
 }
 
 /* Zeroed pages are given back: large fills take no memory. */
 void trace_fill(void *to, int byte, size_t bytes)
 {
-    char *p = contents_of(to);
+    char *p = trace_contents(to);
     size_t head = (size_t)(-(uintptr_t)p % PAGE);
     if (byte == 0 && bytes > head + PAGE) {
         size_t whole = (bytes - head) / PAGE * PAGE;
@@ -126,7 +135,7 @@ void trace_fill(void *to, int byte, size_t bytes)
 
 uint64_t trace_hash(const void *from, size_t bytes)
 {
-    const unsigned char *p = contents_of(from);
+    const unsigned char *p = trace_contents(from);
     uint64_t hash = 0xcbf29ce484222325u, word;
     size_t i = 0;
     for (; i + 8 <= bytes; i += 8) {
@@ -253,6 +262,16 @@ cudaError_t cudaMemGetInfo(size_t *left, size_t *all)
     return error;
 }
 
+static trace_operation copy_operation(void *to, const void *from, size_t bytes)
+{
+    return (trace_operation){.what = TRACE_COPY, .to = to, .from = from, .bytes = bytes};
+}
+
+static trace_operation fill_operation(void *to, int byte, size_t bytes)
+{
+    return (trace_operation){.what = TRACE_FILL, .to = to, .bytes = bytes, .byte = byte};
+}
+
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream)
 {
@@ -272,7 +291,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     }
     if (error == cudaSuccess) {
         if (!from_device) trace_line("  contents %016llx", (unsigned long long)trace_hash(from, bytes));
-        trace_enqueue(stream, (trace_operation){TRACE_COPY, to, from, bytes, 0});
+        trace_enqueue(stream, copy_operation(to, from, bytes));
     }
     trace_unlock();
     return error;
@@ -287,7 +306,7 @@ cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t strea
         trace_line("fill %p %zu bytes with %d, %s", to, bytes, byte, trace_stream(stream, on));
         if (bytes && !trace_is_allocated(to, bytes))
             error = trace_result("cudaMemsetAsync", cudaErrorInvalidValue);
-        else trace_enqueue(stream, (trace_operation){TRACE_FILL, to, NULL, bytes, byte});
+        else trace_enqueue(stream, fill_operation(to, byte, bytes));
     }
     trace_unlock();
     return error;
@@ -305,7 +324,7 @@ cudaError_t cudaMemset2DAsync(void *to, size_t pitch, int byte, size_t width, si
         if (height && !trace_is_allocated(to, pitch * (height - 1) + width))
             error = trace_result("cudaMemset2DAsync", cudaErrorInvalidValue);
         for (size_t i = 0; i < height && error == cudaSuccess; i++)
-            trace_enqueue(stream, (trace_operation){TRACE_FILL, (char *)to + i * pitch, NULL, width, byte});
+            trace_enqueue(stream, fill_operation((char *)to + i * pitch, byte, width));
     }
     trace_unlock();
     return error;
@@ -326,8 +345,8 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
                         !trace_is_allocated(from, from_pitch * (height - 1) + width))))
             error = trace_result("cudaMemcpy2DAsync", cudaErrorInvalidValue);
         for (size_t i = 0; i < height && error == cudaSuccess; i++)
-            trace_enqueue(stream, (trace_operation){TRACE_COPY, (char *)to + i * to_pitch,
-                                                    (const char *)from + i * from_pitch, width, 0});
+            trace_enqueue(stream, copy_operation((char *)to + i * to_pitch,
+                                                 (const char *)from + i * from_pitch, width));
     }
     trace_unlock();
     return error;

@@ -91,8 +91,16 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
 
 static void carry_out(const trace_operation *it)
 {
-    if (it->what == TRACE_COPY) trace_copy(it->to, it->from, it->bytes);
+    if (it->run) it->run(it->work);
+    else if (it->what == TRACE_COPY) trace_copy(it->to, it->from, it->bytes);
     else if (it->bytes) trace_fill(it->to, it->byte, it->bytes);
+}
+
+static void free_nodes(trace_operation *nodes, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (nodes[i].release) nodes[i].release(nodes[i].work);
+    free(nodes);
 }
 
 void trace_enqueue(cudaStream_t stream, trace_operation operation)
@@ -101,6 +109,7 @@ void trace_enqueue(cudaStream_t stream, trace_operation operation)
     cudaGraph_t graph = stream ? stream->capture : NULL;
     if (graph == NULL) {
         carry_out(&operation);
+        if (operation.release) operation.release(operation.work);
         return;
     }
     if (graph->count == graph->capacity) {
@@ -301,7 +310,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
 static void free_graph(cudaGraph_t graph)
 {
     live_graphs--;
-    free(graph->nodes);
+    free_nodes(graph->nodes, graph->count);
     free(graph);
 }
 
@@ -370,7 +379,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t it)
     cudaError_t error = trace_call("cudaGraphExecDestroy", cudaErrorUnknown);
     trace_line("cudaGraphExecDestroy graph %d", it->index);
     live_graphs--;
-    free(it->nodes);
+    free_nodes(it->nodes, it->count);
     free(it);
     trace_unlock();
     return error;

@@ -229,7 +229,16 @@ GOLDEN(gemma2_is_as_transformers_has_it, "gemma2", "bf16", "lora", NULL)
 GOLDEN(gemma3_with_two_ropes_is_as_transformers_has_it, "gemma3", "bf16", "dora", NULL)
 GOLDEN(the_text_model_of_gemma3_with_vision_is_as_transformers_has_it, "gemma3-vision", "bf16", "lora", NULL)
 GOLDEN(phi3_with_a_window_is_as_transformers_has_it, "phi3", "bf16", "lora", "dora")
+GOLDEN(phi3_whose_text_grows_beyond_the_original_length_is_as_if_recomputed, "phi3-longrope", "bf16", "lora",
+       NULL)
+GOLDEN(smollm3_with_windows_without_rope_is_as_transformers_has_it, "smollm3", "bf16", "lora", NULL)
+GOLDEN(ministral_is_as_transformers_has_it, "ministral", "bf16", "dora", NULL)
+GOLDEN(ministral3_with_scaled_queries_is_as_transformers_has_it, "ministral3", "bf16", "lora", NULL)
+GOLDEN(llama4_without_experts_is_as_transformers_has_it, "llama4", "bf16", "lora", "dora")
+GOLDEN(llama4_with_experts_is_as_transformers_has_it, "llama4-experts", "bf16", NULL, NULL)
 GOLDEN(qwen3_5_with_states_is_as_transformers_has_it, "qwen3_5", "bf16", "lora", "dora")
+GOLDEN(dynamic_rope_grows_with_the_text_as_if_recomputed, "rope-dynamic", "bf16", NULL, NULL)
+GOLDEN(proportional_rope_is_as_transformers_has_it, "rope-proportional", "bf16", NULL, NULL)
 GOLDEN(olmo2_with_norms_behind_its_blocks_is_as_transformers_has_it, "olmo2", "bf16", "lora", "dora")
 GOLDEN(olmo3_with_two_ropes_is_as_transformers_has_it, "olmo3", "bf16", "lora", NULL)
 GOLDEN(granite_with_its_multipliers_is_as_transformers_has_it, "granite", "bf16", "lora", "dora")
@@ -252,7 +261,7 @@ typedef struct bent {
     const char *words; /* of the message */
 } bent;
 
-/* The text of a config with another value of a key that stands on one line, or one more key. */
+/* The text of a config with another value of a key, a word or a list, or one more key. */
 static void bend(const char *text, const bent *how, char *out, size_t room)
 {
     char quoted[64];
@@ -260,6 +269,7 @@ static void bend(const char *text, const bent *how, char *out, size_t room)
     const char *at = strstr(text, quoted);
     if (at) {
         const char *value = at + strlen(quoted), *end = value + strcspn(value, ",\n");
+        if (*value == '[') end = strchr(value, ']') + 1; /* a list may take several lines */
         snprintf(out, room, "%.*s%s%s", (int)(value - text), text, how->value, end);
     } else {
         snprintf(out, room, "{%s%s, %s", quoted, how->value, strchr(text, '{') + 1);
@@ -364,6 +374,31 @@ static void what_phi3_has_not_is_refused_by_the_name_of_the_key(void **state)
     assert_refused("phi3", cases, sizeof cases / sizeof *cases);
 }
 
+static void what_llama4_has_not_is_refused_by_the_name_of_the_key(void **state)
+{
+    (void)state;
+    static const bent cases[] = {
+        {"moe_layers", "[-1]", NBL_ERROR_FORMAT, "moe_layers has a value that is no layer"},
+        {"moe_layers", "1", NBL_ERROR_FORMAT, "moe_layers is no list"},
+        {"router_jitter_noise", "0.1", NBL_ERROR_UNSUPPORTED, "router_jitter_noise is 0.1"},
+        {"layer_types", "[\"chunked_attention\", \"sliding_attention\"]", NBL_ERROR_UNSUPPORTED,
+         "sliding_attention"},
+        {"layer_types", "[\"chunked_attention\"]", NBL_ERROR_FORMAT, "layer_types"},
+        {"attention_chunk_size", "null", NBL_ERROR_FORMAT, "attention_chunk_size"},
+        {"attention_chunk_size", "0", NBL_ERROR_FORMAT, "attention_chunk_size"},
+        {"no_rope_layers", "[1]", NBL_ERROR_FORMAT, "no_rope_layers is not a list"},
+        {"no_rope_layers", "[1, 2]", NBL_ERROR_FORMAT, "no_rope_layers has a value"},
+        {"no_rope_layer_interval", "0", NBL_ERROR_FORMAT, "no_rope_layer_interval"},
+        {"floor_scale", "0", NBL_ERROR_FORMAT, "floor_scale"},
+        {"attn_scale", "-1", NBL_ERROR_FORMAT, "beta"},
+        {"attn_temperature_tuning", "4", NBL_ERROR_FORMAT, "attn_temperature_tuning"},
+        {"output_router_logits", "true", NBL_ERROR_UNSUPPORTED, "output_router_logits"},
+        {"intermediate_size_mlp", "23", NBL_ERROR_FORMAT, "feed_forward.gate_proj.weight\" is [24, 16]"},
+        {"partial_rotary_factor", "0.5", NBL_ERROR_UNSUPPORTED, "partial_rotary_factor 0.5"},
+    };
+    assert_refused("llama4", cases, sizeof cases / sizeof *cases);
+}
+
 static void multipliers_of_granite_must_be_positive(void **state)
 {
     (void)state;
@@ -415,7 +450,15 @@ int main(void)
         cmocka_unit_test(gemma3_with_two_ropes_is_as_transformers_has_it),
         cmocka_unit_test(the_text_model_of_gemma3_with_vision_is_as_transformers_has_it),
         cmocka_unit_test(phi3_with_a_window_is_as_transformers_has_it),
+        cmocka_unit_test(phi3_whose_text_grows_beyond_the_original_length_is_as_if_recomputed),
+        cmocka_unit_test(smollm3_with_windows_without_rope_is_as_transformers_has_it),
+        cmocka_unit_test(ministral_is_as_transformers_has_it),
+        cmocka_unit_test(ministral3_with_scaled_queries_is_as_transformers_has_it),
+        cmocka_unit_test(llama4_without_experts_is_as_transformers_has_it),
+        cmocka_unit_test(llama4_with_experts_is_as_transformers_has_it),
         cmocka_unit_test(qwen3_5_with_states_is_as_transformers_has_it),
+        cmocka_unit_test(dynamic_rope_grows_with_the_text_as_if_recomputed),
+        cmocka_unit_test(proportional_rope_is_as_transformers_has_it),
         cmocka_unit_test(olmo2_with_norms_behind_its_blocks_is_as_transformers_has_it),
         cmocka_unit_test(olmo3_with_two_ropes_is_as_transformers_has_it),
         cmocka_unit_test(granite_with_its_multipliers_is_as_transformers_has_it),
@@ -432,6 +475,7 @@ int main(void)
         cmocka_unit_test(int8_is_no_further_from_the_truth_than_bitsandbytes),
         cmocka_unit_test(hostile_configs_are_refused_by_the_name_of_the_key),
         cmocka_unit_test(what_phi3_has_not_is_refused_by_the_name_of_the_key),
+        cmocka_unit_test(what_llama4_has_not_is_refused_by_the_name_of_the_key),
         cmocka_unit_test(ids_outside_the_vocabulary_are_refused_with_their_index),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -25,8 +25,9 @@ import bitsandbytes.functional as B
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3Config, Gemma3TextConfig, GraniteConfig, LlamaConfig, MistralConfig, Olmo2Config, Olmo3Config,
-                          Phi3Config, Qwen2Config, Qwen3Config, Qwen3_5TextConfig)
+from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3Config, Gemma3TextConfig, GraniteConfig,
+                          Llama4TextConfig, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig, Olmo2Config, Olmo3Config,
+                          Phi3Config, Qwen2Config, Qwen3_5TextConfig, Qwen3Config, SmolLM3Config)
 
 TARGET = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "data/models")
 HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -66,6 +67,17 @@ CASES = {
     "gemma3-vision": (Gemma3Config(text_config=gemma(), vision_config=VISION, mm_tokens_per_image=4), "bf16", ["lora"]),
     "phi3": (Phi3Config(**SIZES, sliding_window=4, rope_parameters=rope(theta=300.0)), "bf16", ["lora", "dora"]),
     "qwen3_5": (Qwen3_5TextConfig(**SIZES, **HYBRID, tie_word_embeddings=True, attention_bias=True), "bf16", ["lora", "dora"]),
+    "phi3-longrope": (Phi3Config(**{**SIZES, **dict(num_attention_heads=2, num_key_value_heads=1)}, original_max_position_embeddings=16,
+                                 rope_parameters=rope("longrope", 300.0, partial_rotary_factor=.75, short_factor=[1.0, 1.1, 1.3], long_factor=[1.5, 4.0, 9.0])), "bf16", ["lora"]),
+    "smollm3": (SmolLM3Config(**SIZES, no_rope_layer_interval=2, use_sliding_window=True, sliding_window=4, attention_bias=True, mlp_bias=True, rope_parameters=rope()), "bf16", ["lora"]),
+    "ministral": (MinistralConfig(**SIZES, head_dim=8, sliding_window=4, layer_types=LAYERS, rope_parameters=rope(theta=500.0)), "bf16", ["dora"]),
+    "ministral3": (Ministral3Config(**SIZES, head_dim=8, rope_parameters=rope("yarn", factor=16.0, original_max_position_embeddings=4, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=.5)), "bf16", ["lora"]),
+    "llama4": (Llama4TextConfig(**{**SIZES, **dict(intermediate_size=20)}, head_dim=8, intermediate_size_mlp=24, moe_layers=[], no_rope_layer_interval=2, attention_chunk_size=4, floor_scale=4, attn_scale=.5,
+                                rope_parameters=rope()), "bf16", ["lora", "dora"]),
+    "llama4-experts": (Llama4TextConfig(**{**SIZES, **dict(intermediate_size=20)}, head_dim=8, intermediate_size_mlp=24, interleave_moe_layer_step=2, num_local_experts=3, num_experts_per_tok=2,
+                                        attention_chunk_size=4, use_qk_norm=False, attn_temperature_tuning=False, rope_parameters=rope()), "bf16", []),
+    "rope-dynamic": (llama(tie_word_embeddings=False, max_position_embeddings=8, rope_parameters=rope("dynamic", 100.0, factor=4.0)), "bf16", []),
+    "rope-proportional": (llama(rope_parameters=rope("proportional", partial_rotary_factor=.5)), "bf16", []),
     "olmo2": (Olmo2Config(**SIZES, attention_bias=True, rope_parameters=rope(theta=300.0)), "bf16", ["lora", "dora"]),
     "olmo3": (Olmo3Config(**SIZES, sliding_window=4, layer_types=LAYERS, rope_parameters={"full_attention": rope("yarn", 100.0, **YARN), "sliding_attention": rope(theta=300.0)}), "bf16", ["lora"]),
     "granite": (GraniteConfig(**SIZES, embedding_multiplier=1.5, residual_multiplier=.7, attention_multiplier=.7, logits_scaling=.6, attention_bias=True, mlp_bias=True, rope_parameters=rope()), "bf16", ["lora", "dora"]),

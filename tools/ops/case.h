@@ -49,6 +49,7 @@ typedef struct case_memory {
 void *case_alloc(case_memory *memory, size_t bytes, size_t skew);
 bool case_zones_intact(const case_memory *memory);
 uint64_t case_checksum(const case_memory *memory); /* of the data */
+size_t case_size(const case_memory *memory);       /* bytes of the data */
 void case_free(case_memory *memory);
 
 /* ---- the table ---- */
@@ -197,6 +198,7 @@ typedef struct case_options {
     const char *impl;
     int threads;
     uint64_t seed;
+    int64_t small; /* about so many cases of a line, of those with few inputs; 0: no limit */
     bool json, quick, cuda;
 } case_options;
 

@@ -58,6 +58,13 @@ bool case_zones_intact(const case_memory *memory)
     return true;
 }
 
+size_t case_size(const case_memory *memory)
+{
+    size_t bytes = 0;
+    for (const case_block *block = memory->first; block; block = block->next) bytes += block->bytes;
+    return bytes;
+}
+
 /* Order matters: two blocks that are exchanged give another sum. */
 uint64_t case_checksum(const case_memory *memory)
 {

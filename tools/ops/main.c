@@ -38,7 +38,8 @@ static const char usage[] =
     "  --op REGEX    only families whose whole name this matches\n"
     "  --case TEXT   this case instead of the table's; with --op\n"
     "  --seed N      of the random values (default 1)\n"
-    "  --quick       fewer cases of each line\n\n"
+    "  --quick       fewer cases of each line\n"
+    "  --small N     test: about N cases of each line, and none with more than 128 KiB of inputs\n\n"
     "NIBBLE_VERBOSE=dispatch tells which implementation runs and why others do not; NIBBLE_IMPL=NAME\n"
     "forces one wherever it exists; NIBBLE_ISA=avx2 lowers the instruction set.\n\n"
     "list: all operators and their implementations.\n";
@@ -123,6 +124,7 @@ static int read_words(int argc, char **argv, command *c)
         else if (strcmp(word, "--impl") == 0) c->o.impl = argv[++i];
         else if (strcmp(word, "--op") == 0) c->o.op = argv[++i];
         else if (strcmp(word, "--case") == 0) c->o.text = argv[++i];
+        else if (strcmp(word, "--small") == 0) c->o.small = strtoll(argv[++i], NULL, 10);
         else if (strcmp(word, "--seed") == 0) c->o.seed = strtoull(argv[++i], NULL, 10);
         else if (strcmp(word, "--device") == 0 && strcmp(value, "cpu") == 0) c->o.cuda = false, i++;
         else if (strcmp(word, "--device") == 0 && strcmp(value, "cuda") == 0) c->o.cuda = true, i++;

@@ -23,6 +23,9 @@
 
 #include "case.h"
 
+/* In the quick set a line contributes about this many cases, always the same ones. Inputs of --small. */
+enum { QUICK_CASES_PER_LINE = 60, SMALL_BYTES = 128 << 10 };
+
 /* The count of one family. */
 typedef struct tally {
     const case_options *o;
@@ -307,7 +310,7 @@ static void test_device_case(testing *t)
     case_end(&forward);
 }
 
-/* True if the case belongs to the sample of --quick. The choice depends on the text alone, so it is
+/* True if the case belongs to the sample of --quick or --small. The choice depends on the text alone, so it is
  * the same in every run. */
 static bool in_sample(const tally *all, const char *text)
 {
@@ -327,7 +330,7 @@ static bool test_text(void *user, const char *text)
     if (!in_sample(all, text)) return true;
     case_status status = case_build(ctx, family, text, all->o->seed, SPLIT_NONE, &c, why);
     if (status == CASE_BAD) fail(all, text, NULL, ctx, why);
-    if (status == CASE_READY) {
+    if (status == CASE_READY && !(all->o->small && case_size(&c.memory) > SMALL_BYTES)) {
         testing t = {all, &c, {0}};
         all->cases++;
         bool good = pass(&t, ctx, case_reference(&family->forward), false, false, NULL, &t.reference);
@@ -351,16 +354,14 @@ static bool count_text(void *user, const char *text)
     return true;
 }
 
-/* In the quick set a line contributes about this many cases, always the same ones. */
-enum { QUICK_CASES_PER_LINE = 60 };
-
 /* Tests all cases of a line of the table. */
 static void test_line(tally *all, const char *line)
 {
     char why[CASE_TEXT];
     int64_t count = 0;
     bool good = case_expand(all->family, line, count_text, &count, why);
-    all->sample = all->o->quick ? count / QUICK_CASES_PER_LINE : 1;
+    int64_t wished = all->o->small ? all->o->small : QUICK_CASES_PER_LINE;
+    all->sample = all->o->quick || all->o->small ? count / wished : 1;
     if (!good || !case_expand(all->family, line, test_text, all, why)) fail(all, line, NULL, NULL, why);
 }
 
