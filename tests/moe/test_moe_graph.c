@@ -28,7 +28,8 @@ typedef struct model {
     nbl__value trained[MAX], frozen[MAX];
     int trained_count, frozen_count;
     nbl__router_kind kind;
-    bool keep, scales_input;
+    bool keep, scales_input, balanced; /* balanced: with the auxiliary loss */
+    nbl__router_sums sums;
 } model;
 
 static nbl__value parameter(model *m, const char *name, bool trained, int rank, int64_t a, int64_t b,
@@ -59,6 +60,7 @@ static nbl__value layer(model *m, nbl__value x)
     nbl__value logits = nbl__build_linear(g, "mlp.gate", x, &router, &how);
     nbl__routing to = nbl__build_router(
         g, "mlp.gate", logits, &(nbl__router_options){.dtype = NBL_DTYPE_F32, .kind = m->kind, .top_k = TOP});
+    if (m->balanced) nbl__build_router_load(g, "mlp.gate", logits, &to, NBL_DTYPE_F32, &m->sums);
     nbl__expert_values gate_up = experts_of(m, "gate_up", 2 * INNER, HIDDEN);
     nbl__expert_values down = experts_of(m, "down", HIDDEN, INNER);
     nbl__value y = nbl__build_expert_mlp(g, "mlp.experts", x, &to, &gate_up, &down,
@@ -91,6 +93,7 @@ static void build(nbl_context *ctx, model *m, const nbl__plan_options *options)
     nbl__graph *g = &m->g;
     int64_t tokens = TOKENS, one = 1;
     m->trained_count = m->frozen_count = 0;
+    m->sums = (nbl__router_sums){0};
     nbl__graph_open(ctx, g);
     m->ids = nbl__graph_value(g, NBL_KIND_INPUT, "ids", NBL_DTYPE_I32, 1, &tokens);
     m->labels = nbl__graph_value(g, NBL_KIND_INPUT, "labels", NBL_DTYPE_I32, 1, &tokens);
@@ -104,6 +107,7 @@ static void build(nbl_context *ctx, model *m, const nbl__plan_options *options)
     nbl__graph_set_layer(g, -1);
     m->loss = nbl__build_cross_entropy(g, "loss", x, parameter(m, "head", false, 2, VOCAB, HIDDEN, 0),
                                        m->labels, 0, 0, false, NBL_DTYPE_F32);
+    if (m->balanced) m->loss = nbl__build_router_loss(g, "aux", &m->sums, m->loss, 0.3f, TOP);
     assert_ok(ctx, nbl__graph_status(g));
     nbl__info(g, m->loss)->kind = NBL_KIND_RESULT;
     assert_ok(ctx, nbl__graph_differentiate(g, m->loss, m->seed));
@@ -161,7 +165,9 @@ static void gradients_are_those_of_differences(void **state)
     (void)state;
     nbl_context *ctx = new_context();
     for (int kind = 0; kind <= (int)NBL_ROUTER_TOPK_SIGMOID; kind++) {
-        model m = {.kind = (nbl__router_kind)kind, .scales_input = kind == NBL_ROUTER_TOPK_SIGMOID};
+        model m = {.kind = (nbl__router_kind)kind,
+                   .scales_input = kind == NBL_ROUTER_TOPK_SIGMOID,
+                   .balanced = kind % 2 == 1};
         build(ctx, &m, &(nbl__plan_options){0});
         run(ctx, &m);
         for (int i = 0; i < m.trained_count; i++) check_slope(ctx, &m, m.trained[i]);
@@ -174,12 +180,12 @@ static void memory_and_threads_change_no_bit(void **state)
 {
     (void)state;
     nbl_context *ctx = new_context(), *two = context_of(NULL, 2);
-    model plain = {.kind = NBL_ROUTER_SOFTMAX_TOPK};
+    model plain = {.kind = NBL_ROUTER_SOFTMAX_TOPK, .balanced = true};
     build(ctx, &plain, &(nbl__plan_options){0});
     run(ctx, &plain);
     for (int mode = NBL_RECOMPUTE_NONE; mode <= NBL_RECOMPUTE_ALL; mode++)
         for (int keep = 0; keep < 2; keep++) {
-            model other = {.kind = plain.kind, .keep = keep};
+            model other = {.kind = plain.kind, .keep = keep, .balanced = true};
             build(two, &other, &(nbl__plan_options){.min = (nbl__recompute)mode});
             run(two, &other);
             assert_int_equal(other.plan.bytes[NBL_MEMORY_GRADIENTS], plain.plan.bytes[NBL_MEMORY_GRADIENTS]);
