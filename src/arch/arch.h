@@ -25,7 +25,7 @@
 #include "graph/build.h"
 #include "graph/build_moe.h"
 
-enum { NBL_MAX_LAYERS = 1024 };
+enum { NBL_MAX_LAYERS = 1024, NBL_MAX_EXPERTS = 4096 };
 
 /* A decoder-only transformer, as its config describes it. */
 typedef struct nbl__decoder {

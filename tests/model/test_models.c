@@ -242,6 +242,12 @@ GOLDEN(proportional_rope_is_as_transformers_has_it, "rope-proportional", "bf16",
 GOLDEN(olmo2_with_norms_behind_its_blocks_is_as_transformers_has_it, "olmo2", "bf16", "lora", "dora")
 GOLDEN(olmo3_with_two_ropes_is_as_transformers_has_it, "olmo3", "bf16", "lora", NULL)
 GOLDEN(granite_with_its_multipliers_is_as_transformers_has_it, "granite", "bf16", "lora", "dora")
+GOLDEN(mixtral_with_a_window_is_as_transformers_has_it, "mixtral", "bf16", "lora", "experts")
+GOLDEN(qwen2_moe_with_a_shared_expert_is_as_transformers_has_it, "qwen2_moe", "bf16", "lora", "experts")
+GOLDEN(qwen3_moe_is_as_transformers_has_it, "qwen3_moe", "bf16", "lora", "experts")
+GOLDEN(an_nf4_state_per_expert_is_as_bitsandbytes_has_it, "qwen3_moe-mixed", NULL, "experts", NULL)
+GOLDEN(gpt_oss_is_as_transformers_has_it, "gpt_oss", "bf16", "lora", "experts")
+GOLDEN(gpt_oss_runs_on_its_own_four_bits, "gpt_oss-mxfp4", NULL, "experts", NULL)
 GOLDEN(linear_rope_is_as_transformers_has_it, "rope-linear", "bf16", NULL, NULL)
 GOLDEN(llama3_rope_is_as_transformers_has_it, "rope-llama3", "bf16", NULL, NULL)
 GOLDEN(yarn_is_as_transformers_has_it, "rope-yarn", "bf16", NULL, NULL)
@@ -414,6 +420,42 @@ static void multipliers_of_granite_must_be_positive(void **state)
     assert_refused("granite", cases, sizeof cases / sizeof *cases);
 }
 
+static void configs_of_experts_are_refused_by_the_name_of_the_key(void **state)
+{
+    (void)state;
+    static const bent qwen[] = {
+        {"output_router_logits", "true", NBL_ERROR_UNSUPPORTED, "output_router_logits"},
+        {"num_local_experts", "2147483647", NBL_ERROR_UNSUPPORTED, "num_local_experts is 2147483647, more"},
+        {"num_local_experts", "4096", NBL_ERROR_FORMAT, "experts.gate_up_proj\" has 12 tensors of 8192"},
+        {"num_local_experts", "5", NBL_ERROR_FORMAT, "mlp.experts.5.up_proj.weight\" does not belong"},
+        {"num_local_experts", "7", NBL_ERROR_FORMAT, "no \"model.layers.0.mlp.experts.6.gate_proj.weight"},
+        {"num_local_experts", "0", NBL_ERROR_FORMAT, "num_local_experts"},
+        {"num_experts_per_tok", "7", NBL_ERROR_FORMAT, "num_experts_per_tok 7"},
+        {"moe_intermediate_size", "9", NBL_ERROR_FORMAT, "experts.0.gate_proj.weight\" is [8, 16] instead"},
+        {"moe_intermediate_size", "2147483647", NBL_ERROR_FORMAT, "is [8, 16] instead of [2147483647, 16]"},
+        {"mlp_only_layers", "3", NBL_ERROR_FORMAT, "mlp_only_layers"},
+        {"mlp_only_layers", "[-1]", NBL_ERROR_FORMAT, "mlp_only_layers"},
+        {"decoder_sparse_step", "2", NBL_ERROR_FORMAT, "no \"model.layers.0.mlp.gate_proj.weight"},
+    };
+    static const bent oss[] = {
+        {"swiglu_limit", "0", NBL_ERROR_UNSUPPORTED, "swiglu_limit"},
+        {"num_local_experts", "6", NBL_ERROR_FORMAT, "mlp.experts.gate_up_proj\" is [5, 16, 16]"},
+        {"attention_bias", "false", NBL_ERROR_FORMAT, "self_attn.q_proj.bias\" does not belong"},
+        {"router_jitter_noise", "0.1", NBL_ERROR_UNSUPPORTED, "router_jitter_noise"},
+    };
+    static const bent mixtral[] = {
+        {"router_jitter_noise", "0.1", NBL_ERROR_UNSUPPORTED, "router_jitter_noise is 0.1"},
+        {"intermediate_size", "9", NBL_ERROR_FORMAT, "block_sparse_moe.experts.0.w1.weight\" is [8, 16]"},
+    };
+    static const bent shared[] = {
+        {"shared_expert_intermediate_size", "13", NBL_ERROR_FORMAT, "mlp.shared_expert.gate_proj.weight"},
+    };
+    assert_refused("qwen3_moe", qwen, sizeof qwen / sizeof *qwen);
+    assert_refused("gpt_oss", oss, sizeof oss / sizeof *oss);
+    assert_refused("mixtral", mixtral, sizeof mixtral / sizeof *mixtral);
+    assert_refused("qwen2_moe", shared, sizeof shared / sizeof *shared);
+}
+
 static void ids_outside_the_vocabulary_are_refused_with_their_index(void **state)
 {
     (void)state;
@@ -463,6 +505,12 @@ int main(void)
         cmocka_unit_test(olmo3_with_two_ropes_is_as_transformers_has_it),
         cmocka_unit_test(granite_with_its_multipliers_is_as_transformers_has_it),
         cmocka_unit_test(multipliers_of_granite_must_be_positive),
+        cmocka_unit_test(mixtral_with_a_window_is_as_transformers_has_it),
+        cmocka_unit_test(qwen2_moe_with_a_shared_expert_is_as_transformers_has_it),
+        cmocka_unit_test(qwen3_moe_is_as_transformers_has_it),
+        cmocka_unit_test(an_nf4_state_per_expert_is_as_bitsandbytes_has_it),
+        cmocka_unit_test(gpt_oss_is_as_transformers_has_it),
+        cmocka_unit_test(gpt_oss_runs_on_its_own_four_bits),
         cmocka_unit_test(linear_rope_is_as_transformers_has_it),
         cmocka_unit_test(llama3_rope_is_as_transformers_has_it),
         cmocka_unit_test(yarn_is_as_transformers_has_it),
@@ -476,6 +524,7 @@ int main(void)
         cmocka_unit_test(hostile_configs_are_refused_by_the_name_of_the_key),
         cmocka_unit_test(what_phi3_has_not_is_refused_by_the_name_of_the_key),
         cmocka_unit_test(what_llama4_has_not_is_refused_by_the_name_of_the_key),
+        cmocka_unit_test(configs_of_experts_are_refused_by_the_name_of_the_key),
         cmocka_unit_test(ids_outside_the_vocabulary_are_refused_with_their_index),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
