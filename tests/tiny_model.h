@@ -31,6 +31,7 @@ static const struct tiny_architecture {
     bool qk_norm, end_norms; /* norms of q's and k's heads; norms behind both blocks */
     bool fused;              /* q, k, v are the rows of one matrix, gate and up those of another */
     bool hybrid;             /* the first layer has the gated delta rule, the second a gated attention */
+    bool parallel;           /* one norm for both blocks */
     bool feed_forward;       /* the module of the feed-forward block is "feed_forward", not "mlp" */
     bool post_norms;         /* no norms before the blocks; those of q and k see all heads together */
 } tiny_architectures[] = {
@@ -69,6 +70,10 @@ static const struct tiny_architecture {
     {.type = "olmo3",
      .keys = "\"sliding_window\": 8, \"layer_types\": [\"sliding_attention\", \"full_attention\"]",
      .post_norms = true},
+    {.type = "cohere2",
+     .keys = "\"sliding_window\": 8, \"layer_types\": [\"sliding_attention\", \"full_attention\"], "
+             "\"logit_scale\": 0.3",
+     .parallel = true},
     {.type = "granite",
      .keys = "\"embedding_multiplier\": 3.0, \"residual_multiplier\": 0.5, \"attention_multiplier\": 0.4, "
              "\"logits_scaling\": 0.7"},
@@ -184,7 +189,7 @@ static inline void tiny_layer(tiny_list *l, const struct tiny_architecture *a, c
     for (int i = 0; i < 2 && !a->fused; i++) tiny_add(l, at, block[i], TINY_INNER, TINY_HIDDEN);
     tiny_add(l, at, block[2], TINY_HIDDEN, TINY_INNER);
     if (!a->post_norms) tiny_add(l, at, "input_layernorm.weight", TINY_HIDDEN, 0);
-    tiny_add(l, at, "post_attention_layernorm.weight", TINY_HIDDEN, 0);
+    if (!a->parallel) tiny_add(l, at, "post_attention_layernorm.weight", TINY_HIDDEN, 0);
     if (a->end_norms) tiny_add(l, at, "pre_feedforward_layernorm.weight", TINY_HIDDEN, 0);
     if (a->end_norms || a->post_norms) tiny_add(l, at, "post_feedforward_layernorm.weight", TINY_HIDDEN, 0);
 }

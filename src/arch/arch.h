@@ -36,6 +36,7 @@ typedef struct nbl__decoder {
     float norm_eps;
     float norm_offset; /* norms multiply by offset + w; 0, or 1 for Gemma */
     nbl_norm_round norm_round;
+    bool layer_norm;       /* norms are LayerNorms without a bias instead of RMSNorms */
     float embedding_scale; /* of the embedding's rows */
     float residual_scale;  /* of what a block adds to the residual stream */
     float logit_scale;     /* of logits */

@@ -19,6 +19,7 @@
     X(llama4)                                                                                                \
     X(olmo2)                                                                                                 \
     X(olmo3)                                                                                                 \
+    X(cohere2)                                                                                               \
     X(granite)                                                                                               \
     X(qwen3_5)                                                                                               \
     X(qwen3_5_moe)                                                                                           \

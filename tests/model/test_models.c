@@ -241,6 +241,7 @@ GOLDEN(dynamic_rope_grows_with_the_text_as_if_recomputed, "rope-dynamic", "bf16"
 GOLDEN(proportional_rope_is_as_transformers_has_it, "rope-proportional", "bf16", NULL, NULL)
 GOLDEN(olmo2_with_norms_behind_its_blocks_is_as_transformers_has_it, "olmo2", "bf16", "lora", "dora")
 GOLDEN(olmo3_with_two_ropes_is_as_transformers_has_it, "olmo3", "bf16", "lora", NULL)
+GOLDEN(cohere2_with_blocks_side_by_side_is_as_transformers_has_it, "cohere2", "bf16", "lora", "dora")
 GOLDEN(granite_with_its_multipliers_is_as_transformers_has_it, "granite", "bf16", "lora", "dora")
 GOLDEN(mixtral_with_a_window_is_as_transformers_has_it, "mixtral", "bf16", "lora", "experts")
 GOLDEN(qwen2_moe_with_a_shared_expert_is_as_transformers_has_it, "qwen2_moe", "bf16", "lora", "experts")
@@ -380,6 +381,23 @@ static void what_phi3_has_not_is_refused_by_the_name_of_the_key(void **state)
     assert_refused("phi3", cases, sizeof cases / sizeof *cases);
 }
 
+static void what_cohere2_has_not_is_refused_by_the_name_of_the_key(void **state)
+{
+    (void)state;
+    static const bent cases[] = {
+        {"logit_scale", "0", NBL_ERROR_FORMAT, "logit_scale is not positive"},
+        {"layer_norm_eps", "-1", NBL_ERROR_FORMAT, "layer_norm_eps is negative"},
+        {"head_dim", "8", NBL_ERROR_UNSUPPORTED, "head_dim is 8"},
+        {"sliding_window", "null", NBL_ERROR_UNSUPPORTED, "sliding_window is null"},
+        {"rotary_pct", "0.5", NBL_ERROR_UNSUPPORTED, "rotary_pct has another value"},
+        {"use_parallel_block", "false", NBL_ERROR_UNSUPPORTED, "use_parallel_block has another value"},
+        {"order_of_interleaved_layers", "\"global_attn_first\"", NBL_ERROR_UNSUPPORTED,
+         "order_of_interleaved_layers"},
+        {"use_qk_norm", "true", NBL_ERROR_UNSUPPORTED, "the key use_qk_norm is not understood"},
+    };
+    assert_refused("cohere2", cases, sizeof cases / sizeof *cases);
+}
+
 static void what_llama4_has_not_is_refused_by_the_name_of_the_key(void **state)
 {
     (void)state;
@@ -503,6 +521,8 @@ int main(void)
         cmocka_unit_test(proportional_rope_is_as_transformers_has_it),
         cmocka_unit_test(olmo2_with_norms_behind_its_blocks_is_as_transformers_has_it),
         cmocka_unit_test(olmo3_with_two_ropes_is_as_transformers_has_it),
+        cmocka_unit_test(cohere2_with_blocks_side_by_side_is_as_transformers_has_it),
+        cmocka_unit_test(what_cohere2_has_not_is_refused_by_the_name_of_the_key),
         cmocka_unit_test(granite_with_its_multipliers_is_as_transformers_has_it),
         cmocka_unit_test(multipliers_of_granite_must_be_positive),
         cmocka_unit_test(mixtral_with_a_window_is_as_transformers_has_it),

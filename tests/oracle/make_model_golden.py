@@ -27,7 +27,7 @@ import bitsandbytes.functional as B
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3Config, Gemma3TextConfig, GptOssConfig, GraniteConfig,
+from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Cohere2Config, Gemma2Config, Gemma3Config, Gemma3TextConfig, GptOssConfig, GraniteConfig,
                           Llama4TextConfig, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config,
                           Phi3Config, Qwen2Config, Qwen2MoeConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
 
@@ -85,6 +85,7 @@ CASES = {
     "rope-proportional": (llama(rope_parameters=rope("proportional", partial_rotary_factor=.5)), "bf16", []),
     "olmo2": (Olmo2Config(**SIZES, attention_bias=True, rope_parameters=rope(theta=300.0)), "bf16", ["lora", "dora"]),
     "olmo3": (Olmo3Config(**SIZES, sliding_window=4, layer_types=LAYERS, rope_parameters={"full_attention": rope("yarn", 100.0, **YARN), "sliding_attention": rope(theta=300.0)}), "bf16", ["lora"]),
+    "cohere2": (Cohere2Config(**SIZES, layer_norm_eps=1e-4, logit_scale=.6, sliding_window=4, layer_types=LAYERS, attention_bias=True, tie_word_embeddings=False, rope_parameters=rope(theta=300.0)), "bf16", ["lora", "dora"]),
     "granite": (GraniteConfig(**SIZES, embedding_multiplier=1.5, residual_multiplier=.7, attention_multiplier=.7, logits_scaling=.6, attention_bias=True, mlp_bias=True, rope_parameters=rope()), "bf16", ["lora", "dora"]),
     "mixtral": (MixtralConfig(**SIZES | dict(intermediate_size=8), num_local_experts=4, num_experts_per_tok=2, sliding_window=4, rope_parameters=rope()), "bf16", ["lora", "experts"]),
     "qwen2_moe": (Qwen2MoeConfig(**SIZES, **EXPERTS, num_experts=5, shared_expert_intermediate_size=12, decoder_sparse_step=2, use_sliding_window=True, sliding_window=3,

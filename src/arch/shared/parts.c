@@ -153,22 +153,27 @@ static nbl__norm_options norm_options(const nbl__build *b)
     return (nbl__norm_options){b->dtype, d->norm_eps, d->norm_offset, 0, d->norm_round};
 }
 
-/* RMSNorm of x, or of x + residual, over rows of `width`, times `scale`; `sum` as in
- * nbl__build_rmsnorm. */
-static nbl__value scaled_rmsnorm(nbl__build *b, nbl__value x, const char *path, int64_t width,
-                                 nbl__value residual, float scale, nbl__value *sum)
+/* RMSNorm, or LayerNorm (nbl__decoder.layer_norm), of x, or of x + residual, over rows of `width`, times
+ * `scale`; `sum` as in nbl__build_rmsnorm. */
+static nbl__value scaled_norm(nbl__build *b, nbl__value x, const char *path, int64_t width,
+                              nbl__value residual, float scale, nbl__value *sum)
 {
     char name[NAME_SIZE];
     nbl__value w = norm_weight(b, path, width);
     nbl__norm_options how = norm_options(b);
     if (scale != 1) how.scale = scale;
+    if (b->d->layer_norm) {
+        if (residual) x = nbl__build_add(b->g, "residual", residual, x, b->dtype);
+        if (sum) *sum = residual ? x : 0;
+        return nbl__build_layernorm(b->g, full(b, path, "", name), x, w, &how);
+    }
     return nbl__build_rmsnorm(b->g, full(b, path, "", name), x, w, residual, &how, sum);
 }
 
 static nbl__value rmsnorm(nbl__build *b, nbl__value x, const char *path, int64_t width, nbl__value residual,
                           nbl__value *sum)
 {
-    return scaled_rmsnorm(b, x, path, width, residual, 1, sum);
+    return scaled_norm(b, x, path, width, residual, 1, sum);
 }
 
 /* The stream has no addend any more. Pins it where recomputation starts. */
@@ -182,7 +187,7 @@ static void stream_is(nbl__build *b, nbl__residual *h, nbl__value sum)
 
 static nbl__value stream_norm(nbl__build *b, nbl__residual *h, const char *name, float scale)
 {
-    nbl__value sum, y = scaled_rmsnorm(b, h->addend, name, b->d->hidden, h->sum, scale, &sum);
+    nbl__value sum, y = scaled_norm(b, h->addend, name, b->d->hidden, h->sum, scale, &sum);
     stream_is(b, h, h->sum ? sum : h->addend);
     return y;
 }
