@@ -25,7 +25,8 @@ static nbl__value stack_of(nbl__build *b, const char *name, int64_t out, int64_t
     const nbl_weight *w = b->source->weight(b->source->user, name, NBL_WEIGHT_EXPERTS);
     *transposed = w ? nbl__experts_transposed(d, w) : false;
     int64_t shape[3] = {d->experts, *transposed ? in : out, *transposed ? out : in};
-    nbl_weight stand_in = {.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = 3};
+    static const float nothing; /* the operator wants a pointer */
+    nbl_weight stand_in = {.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = 3, .data = &nothing};
     bool fits = w && w->rank == 3;
     for (int i = 0; i < 3; i++) {
         stand_in.shape[i] = shape[i];
@@ -100,6 +101,10 @@ static nbl__value routed(nbl__build *b, nbl__value x, const nbl__expert_modules 
     nbl__router_options choice = {
         .dtype = b->dtype, .kind = d->router, .top_k = d->top_k, .round = d->router_round};
     nbl__routing to = nbl__build_router(b->g, full(b, names->router, "", node), logits, &choice);
+    if (b->expert_offsets && to.offsets) {
+        nbl__info(b->g, to.offsets)->kind = NBL_KIND_RESULT;
+        b->expert_offsets[b->g->layer] = to.offsets;
+    }
     bool nested = adapter_of(b, names->experts, ".down_proj", &unused);
     nbl__expert_values gate_up = values_of(b, names->experts, ".gate_up_proj", nested ? ".base_layer" : "",
                                            2 * d->expert_inner, d->hidden, &transposed[0]);
