@@ -94,7 +94,8 @@ static nbl_status log_step(loop *l, const nbl__step_result *r)
                           .learning_rate = r->learning_rate,
                           .tokens_per_second = (double)l->tokens_since_log / fmax(at - l->logged_at, 1e-9),
                           .trained_tokens = r->trained,
-                          .memory_bytes = l->t.memory_bytes};
+                          .memory_bytes = l->t.memory_bytes,
+                          .expert_load = r->expert_load};
     NBL_TRY(nbl__records_add(&l->t.records, &record));
     state->loss_sum = 0;
     state->loss_steps = l->tokens_since_log = 0;
