@@ -288,7 +288,7 @@ static nbl_status write_result(loop *l)
         nbl__log(t->ctx, NBL_LOG_WARNING,
                  "no step was evaluated, so none is the best: the result is step %" PRId64 ", the last one",
                  t->state.step);
-    if (result_step(t) != t->state.step) NBL_TRY(nbl__best_load(&t->optimizer, t->config, &t->state));
+    if (result_step(t) != t->state.step) NBL_TRY(nbl__best_load(&t->optimizer, t->model->peft, t->config, &t->state));
     NBL_TRY(nbl__result_publish(&t->session, &t->optimizer, t->config, t->stored));
     return write_config(t, true);
 }
