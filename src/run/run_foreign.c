@@ -152,7 +152,7 @@ static const nbl__foreign_group top[] = {
     {NBL_FOREIGN_BASE, "base_model_config tokenizer_config",
      "model, configuration and tokenizer are read from `base_model`; put the files into one folder"},
     {REFUSED, "tokenizer_use_mistral_common",
-     "the tokenizer is tokenizer.json; take the key out if the model has one"},
+     "the tokenizer is the first of tokenizer.json and tekken.json; take the key out"},
     {REFUSED, "trainer_cls", "no code of others is run"},
     {REFUSED, "tokens added_tokens_overrides",
      "no token is added to a vocabulary; `special_tokens` chooses among those that it has"},
