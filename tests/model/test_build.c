@@ -67,7 +67,11 @@ static void a_node_is_shown_with_its_layer_once(void **state)
 /* The role that a tensor of these models has by its name. */
 static nbl__weight_role role_by_name(const char *name)
 {
-    if (nbl__ends_with(name, ".bias")) return NBL_WEIGHT_BIAS;
+    if (nbl__ends_with(name, ".bias") || nbl__ends_with(name, "_bias"))
+        return strstr(name, "dt_bias") ? NBL_WEIGHT_RECURRENT : NBL_WEIGHT_BIAS;
+    if (strstr(name, ".experts.")) return NBL_WEIGHT_EXPERTS;
+    if (strstr(name, ".gate.") || strstr(name, ".router.")) return NBL_WEIGHT_ROUTER;
+    if (strstr(name, "sinks")) return NBL_WEIGHT_SINKS;
     if (strstr(name, "conv1d") || strstr(name, "A_log") || strstr(name, "dt_bias"))
         return NBL_WEIGHT_RECURRENT;
     if (strstr(name, "norm.")) return NBL_WEIGHT_NORM;
@@ -75,7 +79,7 @@ static nbl__weight_role role_by_name(const char *name)
     return strstr(name, "lm_head") ? NBL_WEIGHT_HEAD : NBL_WEIGHT_LINEAR;
 }
 
-static void every_weight_gets_its_role_and_load_converts_linear_layers_alone(void **state)
+static void every_weight_gets_its_role_and_load_converts_linear_layers_and_experts(void **state)
 {
     (void)state;
     for (int i = 0; i < TINY_ARCHITECTURES; i++) {
@@ -92,8 +96,8 @@ static void every_weight_gets_its_role_and_load_converts_linear_layers_alone(voi
             const struct nbl__weight_entry *it = &model->weights[k];
             assert_int_equal(it->role, role_by_name(it->name));
             linear += it->role == NBL_WEIGHT_LINEAR;
-            assert_int_equal(it->weight.format,
-                             it->role == NBL_WEIGHT_LINEAR ? NBL_FORMAT_NF4 : NBL_FORMAT_DENSE);
+            bool converted = it->role == NBL_WEIGHT_LINEAR || it->role == NBL_WEIGHT_EXPERTS;
+            assert_int_equal(it->weight.format, converted ? NBL_FORMAT_NF4 : NBL_FORMAT_DENSE);
         }
         assert_int_equal(linear, layers);
         assert_string_equal(nbl__model_find_role(model, NBL_WEIGHT_EMBEDDING)->name,
@@ -288,7 +292,7 @@ int main(void)
         cmocka_unit_test(a_field_that_is_no_slot_is_refused_by_name),
         cmocka_unit_test(a_typed_builder_is_the_node_that_names_build),
         cmocka_unit_test(a_node_is_shown_with_its_layer_once),
-        cmocka_unit_test(every_weight_gets_its_role_and_load_converts_linear_layers_alone),
+        cmocka_unit_test(every_weight_gets_its_role_and_load_converts_linear_layers_and_experts),
         cmocka_unit_test(missing_keys_have_the_defaults_of_transformers),
         cmocka_unit_test(a_rope_is_read_in_every_spelling),
     };
