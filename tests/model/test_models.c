@@ -341,7 +341,7 @@ static void hostile_configs_are_refused_by_the_name_of_the_key(void **state)
         {"vocab_size", "2147483647", NBL_ERROR_FORMAT, "model.embed_tokens.weight"},
         {"rms_norm_eps", "NaN", NBL_ERROR_FORMAT, "rms_norm_eps is not a number"},
         {"rms_norm_eps", "-1", NBL_ERROR_FORMAT, "rms_norm_eps"},
-        {"hidden_act", "\"relu\"", NBL_ERROR_UNSUPPORTED, "hidden_act is \"relu\""},
+        {"hidden_act", "\"xielu\"", NBL_ERROR_UNSUPPORTED, "hidden_act is \"xielu\""},
         {"model_type", "\"mamba\"", NBL_ERROR_UNSUPPORTED, "model_type \"mamba\" is not known"},
         {"rope_theta", "0", NBL_ERROR_FORMAT, "theta"},
         {"rope_theta", "-Infinity", NBL_ERROR_FORMAT, "rope_theta"},
