@@ -19,7 +19,7 @@ enum {
     DIM = 4,
     LAYERS = 2,
     VOCABULARY = 16,
-    KINDS = 6,
+    KINDS = 9,
     /* of the gated delta rule */
     KEY_HEADS = 1,
     VALUE_HEADS = 2,
@@ -73,25 +73,30 @@ static void add_delta(set *s, const char *at)
 }
 
 /* Llama, and with it Mistral; Qwen2's biases; Qwen3's norms of heads; Gemma 2's norms after the blocks;
- * Phi-3's fused matrices; Qwen3.5's two mixers. */
+ * Phi-3's fused matrices; Qwen3.5's two mixers; OLMo's norms behind the blocks; Cohere's one norm; Llama 4's
+ * feed_forward. */
 static void add_layer(set *s, int kind, int layer)
 {
     char at[64], name[128];
     snprintf(at, sizeof at, "model.layers.%d", layer);
 #define NAME(suffix) (snprintf(name, sizeof name, "%s.%s", at, suffix), name)
-    add(s, NAME("input_layernorm.weight"), 0, HIDDEN);
-    add(s, NAME("post_attention_layernorm.weight"), 0, HIDDEN);
+    if (kind != 6) add(s, NAME("input_layernorm.weight"), 0, HIDDEN);
+    if (kind != 7) add(s, NAME("post_attention_layernorm.weight"), 0, HIDDEN);
     bool delta = kind == 5 && layer == 0;
     if (delta) add_delta(s, at);
     if (!delta) add(s, NAME("self_attn.o_proj.weight"), HIDDEN, HEADS * DIM);
-    add(s, NAME("mlp.down_proj.weight"), HIDDEN, INNER);
+    if (kind == 8) {
+        add(s, NAME("feed_forward.down_proj.weight"), HIDDEN, INNER);
+        add(s, NAME("feed_forward.gate_proj.weight"), INNER, HIDDEN);
+        add(s, NAME("feed_forward.up_proj.weight"), INNER, HIDDEN);
+    } else add(s, NAME("mlp.down_proj.weight"), HIDDEN, INNER);
     if (kind == 4) {
         add(s, NAME("self_attn.qkv_proj.weight"), (HEADS + 2 * KV_HEADS) * DIM, HIDDEN);
         add(s, NAME("mlp.gate_up_proj.weight"), 2 * INNER, HIDDEN);
         return;
     }
-    add(s, NAME("mlp.gate_proj.weight"), INNER, HIDDEN);
-    add(s, NAME("mlp.up_proj.weight"), INNER, HIDDEN);
+    if (kind != 8) add(s, NAME("mlp.gate_proj.weight"), INNER, HIDDEN);
+    if (kind != 8) add(s, NAME("mlp.up_proj.weight"), INNER, HIDDEN);
     if (delta) return;
     add(s, NAME("self_attn.q_proj.weight"), (kind == 5 ? 2 : 1) * HEADS * DIM, HIDDEN);
     add(s, NAME("self_attn.k_proj.weight"), KV_HEADS * DIM, HIDDEN);
@@ -104,6 +109,11 @@ static void add_layer(set *s, int kind, int layer)
     if (kind == 2 || kind == 5) {
         add(s, NAME("self_attn.q_norm.weight"), 0, DIM);
         add(s, NAME("self_attn.k_norm.weight"), 0, DIM);
+    }
+    if (kind == 6) {
+        add(s, NAME("self_attn.q_norm.weight"), 0, HEADS * DIM);
+        add(s, NAME("self_attn.k_norm.weight"), 0, KV_HEADS * DIM);
+        add(s, NAME("post_feedforward_layernorm.weight"), 0, HIDDEN);
     }
     if (kind == 3) {
         add(s, NAME("pre_feedforward_layernorm.weight"), 0, HIDDEN);

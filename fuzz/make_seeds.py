@@ -180,10 +180,20 @@ for name, kind, more in (("llama", 0, {}), ("llama", 0, dict(rope_parameters=yar
                          ("mistral", 0, dict(sliding_window=3)), ("qwen2", 1, dict(use_sliding_window=True, sliding_window=2, layer_types=kinds)), ("qwen3", 2, {}),
                          ("gemma2", 3, dict(query_pre_attn_scalar=4, sliding_window=2, attn_logit_softcapping=5.0, hidden_activation="gelu_pytorch_tanh")),
                          ("phi3", 4, dict(sliding_window=2, original_max_position_embeddings=16)),
+                         ("phi3", 4, dict(original_max_position_embeddings=2, rope_scaling=dict(type="su", short_factor=[1.5], long_factor=[4.0]), partial_rotary_factor=0.5)),
+                         ("llama", 0, dict(max_position_embeddings=2, rope_scaling=dict(rope_type="dynamic", factor=2.0))),
+                         ("llama", 0, dict(rope_parameters=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=100.0))),
+                         ("smollm3", 0, dict(no_rope_layers=[1, 0], use_sliding_window=True, sliding_window=2)), ("ministral", 0, dict(sliding_window=2, layer_types=kinds)),
+                         ("ministral3", 0, dict(rope_parameters=yarn | dict(llama_4_scaling_beta=0.5, mscale=1.0, mscale_all_dim=1.0))),
+                         ("llama4_text", 8, dict(no_rope_layer_interval=2, intermediate_size_mlp=12, moe_layers=[], attention_chunk_size=2, floor_scale=2)),
+                         ("granite", 0, dict(embedding_multiplier=2.0, residual_multiplier=0.3, attention_multiplier=0.5, logits_scaling=3.0)), ("olmo2", 6, {}),
+                         ("olmo3", 6, dict(sliding_window=2, layer_types=kinds, rope_parameters=dict(full_attention=yarn, sliding_attention=dict(rope_type="default", rope_theta=50.0)))),
+                         ("cohere2", 7, dict(sliding_window=2, layer_types=kinds, logit_scale=0.3, layer_norm_eps=1e-4)),
                          ("qwen3_5_text", 5, dict(linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=4, linear_value_head_dim=3, linear_conv_kernel_dim=3,
                                                   partial_rotary_factor=0.5, layer_types=["linear_attention", "full_attention"]))):
     text = json.dumps(sizes | dict(model_type=name) | more)
     put("model", f"{name}-{len(text)}", bytes([kind]) + text.encode() + b"\0" + tokenizer.encode())
+put("model", "text-config", bytes([0]) + json.dumps({"model_type": "mistral3", "tie_word_embeddings": True, "text_config": sizes | {"model_type": "mistral"}}).encode())
 for key, value in (("num_hidden_layers", 1024), ("vocab_size", 2147483647), ("num_attention_heads", 2147483646), ("head_dim", 2147483646), ("rms_norm_eps", "NaN"),
                    ("max_position_embeddings", 2147483647), ("hidden_size", -1), ("intermediate_size", 1e300)):
     put("model", f"hostile-{key}", bytes([0]) + json.dumps(sizes | {"model_type": "llama", key: float("nan") if value == "NaN" else value}).encode())

@@ -1619,6 +1619,9 @@ nbl_adapter_get_tensor(const nbl_adapter *adapter, int64_t index);
 /* A name of target_modules. */
 NBL_API const char *nbl_adapter_get_target(const nbl_adapter *adapter,
                                            int64_t index);
+/* A name of target_parameters. */
+NBL_API const char *nbl_adapter_get_parameter(const nbl_adapter *adapter,
+                                              int64_t index);
 /* A name of modules_to_save. */
 NBL_API const char *nbl_adapter_get_saved(const nbl_adapter *adapter,
                                           int64_t index);

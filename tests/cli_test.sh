@@ -82,6 +82,18 @@ plan_of_run() {
 check "plan refuses options that a run says itself" plan_of_run
 check "plan tells sizes as people read them, and the smallest budget exactly" plan_sizes
 
+carries_tokenizers() { # all files of the model's tokenizer, or all of the adapter's
+    rm -rf carrier carrier-adapter carried && cp -r model carrier && "$(dirname "$make_checkpoint")/make_adapter" carrier carrier-adapter --rank 2 || return 1
+    rm -f carrier/tokenizer.json
+    for file in tokenizer.model vocab.json merges.txt; do echo "$file" >carrier/$file; done
+    exits 0 merge carrier carrier-adapter carried && cmp carried/tokenizer.model carrier/tokenizer.model &&
+        cmp carried/vocab.json carrier/vocab.json && cmp carried/merges.txt carrier/merges.txt || return 1
+    echo '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}' >carrier-adapter/tokenizer.json && rm -rf carried
+    exits 0 merge carrier carrier-adapter carried && cmp carried/tokenizer.json carrier-adapter/tokenizer.json && [[ ! -e carried/tokenizer.model ]] &&
+        [[ ! -e carried/vocab.json ]] && rm -rf carried && exits 0 quantize carrier carried --format nf4 && cmp carried/tokenizer.model carrier/tokenizer.model
+}
+check "merge and quantize carry a tokenizer's files, of the adapter if it has one" carries_tokenizers
+
 # A model that speaks: every id has a word, w0 is a special token, texts are words with blanks between them.
 cp -r model speaker && cp -r large slow
 speech=$(for ((i = 0; i < 1024; i++)); do printf '%s"w%d": %d' "${comma:-}" "$i" "$i"; comma=", "; done)

@@ -31,6 +31,9 @@ static const struct tiny_architecture {
     bool qk_norm, end_norms; /* norms of q's and k's heads; norms behind both blocks */
     bool fused;              /* q, k, v are the rows of one matrix, gate and up those of another */
     bool hybrid;             /* the first layer has the gated delta rule, the second a gated attention */
+    bool parallel;           /* one norm for both blocks */
+    bool feed_forward;       /* the module of the feed-forward block is "feed_forward", not "mlp" */
+    const char *router;      /* a mixture of experts: "mlp.gate" or "mlp.router"; NULL: a dense block */
     bool post_norms;         /* no norms before the blocks; those of q and k see all heads together */
 } tiny_architectures[] = {
     {.type = "llama", .keys = "\"hidden_act\": \"silu\""},
@@ -42,7 +45,22 @@ static const struct tiny_architecture {
      .keys = "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8, \"rope_local_base_freq\": 10000.0",
      .qk_norm = true,
      .end_norms = true},
-    {.type = "phi3", .keys = "\"hidden_act\": \"silu\", \"sliding_window\": 8", .fused = true},
+    {.type = "phi3",
+     .keys =
+         "\"sliding_window\": 8, \"partial_rotary_factor\": 0.5, \"original_max_position_embeddings\": 16, "
+         "\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1, 2], \"long_factor\": [2, 8]}",
+     .fused = true},
+    {.type = "smollm3", .keys = "\"no_rope_layer_interval\": 2"},
+    {.type = "ministral",
+     .keys = "\"sliding_window\": 8, \"layer_types\": [\"sliding_attention\", \"full_attention\"]"},
+    {.type = "ministral3",
+     .keys =
+         "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 16, \"original_max_position_embeddings\": 8, "
+         "\"llama_4_scaling_beta\": 0.5}"},
+    {.type = "llama4_text",
+     .keys = "\"no_rope_layer_interval\": 2, \"intermediate_size_mlp\": 48, \"moe_layers\": [], "
+             "\"attention_chunk_size\": 8, \"floor_scale\": 8",
+     .feed_forward = true},
     {.type = "qwen3_5_text",
      .keys = "\"linear_num_key_heads\": 2, \"linear_num_value_heads\": 4, \"linear_key_head_dim\": 8, "
              "\"linear_value_head_dim\": 6, \"linear_conv_kernel_dim\": 3, "
@@ -53,6 +71,17 @@ static const struct tiny_architecture {
     {.type = "olmo3",
      .keys = "\"sliding_window\": 8, \"layer_types\": [\"sliding_attention\", \"full_attention\"]",
      .post_norms = true},
+    {.type = "qwen3_moe",
+     .keys = "\"num_experts\": 3, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 16",
+     .qk_norm = true,
+     .router = "mlp.gate"},
+    {.type = "gpt_oss",
+     .keys = "\"num_local_experts\": 3, \"num_experts_per_tok\": 2, \"sliding_window\": 8",
+     .router = "mlp.router"},
+    {.type = "cohere2",
+     .keys = "\"sliding_window\": 8, \"layer_types\": [\"sliding_attention\", \"full_attention\"], "
+             "\"logit_scale\": 0.3",
+     .parallel = true},
     {.type = "granite",
      .keys = "\"embedding_multiplier\": 3.0, \"residual_multiplier\": 0.5, \"attention_multiplier\": 0.4, "
              "\"logits_scaling\": 0.7"},
@@ -63,9 +92,9 @@ enum { TINY_ARCHITECTURES = sizeof tiny_architectures / sizeof *tiny_architectur
 static inline int tiny_linear_layers(int architecture)
 {
     const struct tiny_architecture *it = &tiny_architectures[architecture];
-    return it->fused    ? 8
-           : it->hybrid ? 15
-                        : 14; /* in_proj_qkv, z, b, a and out_proj instead of q, k, v and o */
+    return it->fused || it->router ? 8
+           : it->hybrid            ? 15
+                                   : 14; /* in_proj_qkv, z, b, a and out_proj instead of q, k, v and o */
 }
 
 typedef struct tiny_model {
@@ -137,6 +166,46 @@ static inline void tiny_delta(tiny_list *l, const char *at)
     conv->shape[0] = channels, conv->shape[1] = 1, conv->shape[2] = TINY_TAPS;
 }
 
+/* A stack of matrices in one tensor. */
+static inline void tiny_stack(tiny_list *l, const char *at, const char *name, int64_t experts, int64_t rows,
+                              int64_t columns)
+{
+    tiny_add(l, at, name, experts * rows * columns, 0);
+    nbl__stored *it = &l->items[l->count - 1];
+    it->rank = 3;
+    it->shape[0] = experts, it->shape[1] = rows, it->shape[2] = columns;
+    it->data = (const uint8_t *)tiny_values(l, 8 * (uint32_t)l->count, it->elements, 0, 0.2f);
+}
+
+/* Router and experts, as the files of the two architectures have them. They get no adapter: "all-linear" does not
+ * mean them. */
+static inline void tiny_experts(tiny_list *l, const char *at, const char *router, const nbl__decoder *d)
+{
+    static const char *const parts[] = {"gate", "up", "down"};
+    char name[64];
+    int64_t experts = d->experts, inner = d->expert_inner;
+    snprintf(name, sizeof name, "%s.weight", router);
+    tiny_add(l, at, name, experts, TINY_HIDDEN);
+    if (d->experts_transposed) {
+        snprintf(name, sizeof name, "%s.bias", router);
+        tiny_add(l, at, name, experts, 0);
+        tiny_stack(l, at, "mlp.experts.gate_up_proj", experts, TINY_HIDDEN, 2 * inner);
+        tiny_stack(l, at, "mlp.experts.down_proj", experts, inner, TINY_HIDDEN);
+        int64_t modules = l->module_count;
+        tiny_add(l, at, "mlp.experts.gate_up_proj_bias", experts, 2 * inner);
+        tiny_add(l, at, "mlp.experts.down_proj_bias", experts, TINY_HIDDEN);
+        l->module_count = modules;
+        return;
+    }
+    int64_t modules = l->module_count;
+    for (int64_t e = 0; e < experts; e++)
+        for (int k = 0; k < 3; k++) {
+            snprintf(name, sizeof name, "mlp.experts.%d.%s_proj.weight", (int)e, parts[k]);
+            tiny_add(l, at, name, k < 2 ? inner : TINY_HIDDEN, k < 2 ? TINY_HIDDEN : inner);
+        }
+    l->module_count = modules;
+}
+
 static inline void tiny_layer(tiny_list *l, const struct tiny_architecture *a, const nbl__decoder *d,
                               int layer)
 {
@@ -157,15 +226,21 @@ static inline void tiny_layer(tiny_list *l, const struct tiny_architecture *a, c
         if (d->qkv_bias) tiny_add(l, at, name, (i ? TINY_KV : TINY_HEADS) * TINY_DIM, 0);
     }
     if (!delta) tiny_add(l, at, "self_attn.o_proj.weight", TINY_HIDDEN, TINY_HEADS * TINY_DIM);
+    if (d->o_bias) tiny_add(l, at, "self_attn.o_proj.bias", TINY_HIDDEN, 0);
+    if (d->sinks) tiny_add(l, at, "self_attn.sinks", TINY_HEADS, 0);
     if (a->qk_norm && !delta) tiny_add(l, at, "self_attn.q_norm.weight", TINY_DIM, 0);
     if (a->qk_norm && !delta) tiny_add(l, at, "self_attn.k_norm.weight", TINY_DIM, 0);
     if (a->post_norms) tiny_add(l, at, "self_attn.q_norm.weight", TINY_HEADS * TINY_DIM, 0);
     if (a->post_norms) tiny_add(l, at, "self_attn.k_norm.weight", TINY_KV * TINY_DIM, 0);
-    if (!a->fused) tiny_add(l, at, "mlp.gate_proj.weight", TINY_INNER, TINY_HIDDEN);
-    if (!a->fused) tiny_add(l, at, "mlp.up_proj.weight", TINY_INNER, TINY_HIDDEN);
-    tiny_add(l, at, "mlp.down_proj.weight", TINY_HIDDEN, TINY_INNER);
+    static const char *const blocks[2][3] = {
+        {"mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"},
+        {"feed_forward.gate_proj.weight", "feed_forward.up_proj.weight", "feed_forward.down_proj.weight"}};
+    const char *const *block = blocks[a->feed_forward];
+    for (int i = 0; i < 2 && !a->fused && !a->router; i++) tiny_add(l, at, block[i], TINY_INNER, TINY_HIDDEN);
+    if (a->router) tiny_experts(l, at, a->router, d);
+    else tiny_add(l, at, block[2], TINY_HIDDEN, TINY_INNER);
     if (!a->post_norms) tiny_add(l, at, "input_layernorm.weight", TINY_HIDDEN, 0);
-    tiny_add(l, at, "post_attention_layernorm.weight", TINY_HIDDEN, 0);
+    if (!a->parallel) tiny_add(l, at, "post_attention_layernorm.weight", TINY_HIDDEN, 0);
     if (a->end_norms) tiny_add(l, at, "pre_feedforward_layernorm.weight", TINY_HIDDEN, 0);
     if (a->end_norms || a->post_norms) tiny_add(l, at, "post_feedforward_layernorm.weight", TINY_HIDDEN, 0);
 }

@@ -74,6 +74,7 @@ static void describe_settings(const nbl_adapter *adapter, const nbl_adapter_summ
     cli_json_set(document, "lora_bias", told ? cli_json_boolean(s->lora_bias) : cli_json_null());
     cli_json_set(document, "target_modules",
                  s->target ? cli_json_text(s->target) : names(adapter, nbl_adapter_get_target));
+    cli_json_set(document, "target_parameters", names(adapter, nbl_adapter_get_parameter));
     cli_json_set(document, "modules_to_save", names(adapter, nbl_adapter_get_saved));
 }
 
@@ -141,12 +142,14 @@ static void print_settings(const nbl_adapter *adapter, const nbl_adapter_summary
         return;
     }
     const char *saved = list_of(adapter, nbl_adapter_get_saved), *target = targets_of(adapter);
+    const char *parameters = list_of(adapter, nbl_adapter_get_parameter);
     cli_fact("type", cli_format("%s%s%s", cli_clean(s->type), s->dora ? ", DoRA" : "",
                                 s->lora_bias ? ", with biases" : ""));
     cli_fact("base", s->base_model ? cli_clean(s->base_model) : "not stated");
     cli_fact("rank", cli_format("r %" PRId64 ", alpha %g%s, dropout %g", s->r, s->alpha,
                                 s->rslora ? ", rsLoRA (alpha / sqrt r)" : "", s->dropout));
     cli_fact("targets", s->target ? cli_clean(s->target) : target ? target : "none");
+    if (parameters) cli_fact("adapts also", parameters);
     if (saved) cli_fact("saved whole", saved);
 }
 

@@ -25,7 +25,7 @@
 #include "graph/build.h"
 #include "graph/build_moe.h"
 
-enum { NBL_MAX_LAYERS = 1024 };
+enum { NBL_MAX_LAYERS = 1024, NBL_MAX_EXPERTS = 4096 };
 
 /* A decoder-only transformer, as its config describes it. */
 typedef struct nbl__decoder {
@@ -36,6 +36,7 @@ typedef struct nbl__decoder {
     float norm_eps;
     float norm_offset; /* norms multiply by offset + w; 0, or 1 for Gemma */
     nbl_norm_round norm_round;
+    bool layer_norm;       /* norms are LayerNorms without a bias instead of RMSNorms */
     float embedding_scale; /* of the embedding's rows */
     float residual_scale;  /* of what a block adds to the residual stream */
     float logit_scale;     /* of logits */
@@ -53,9 +54,12 @@ typedef struct nbl__decoder {
     bool sliding[NBL_MAX_LAYERS];
     /* layers whose q and k are not rotated */
     bool no_rope[NBL_MAX_LAYERS];
-    /* chunked attention: a query sees keys of its own block of this many positions; 0: none. An
-     * architecture says which layers have it */
+    /* chunked attention: a query sees keys of its own block of this many positions; 0: none */
     int64_t chunk;
+    /* layers with chunked attention */
+    bool chunked[NBL_MAX_LAYERS];
+    /* q and k have an RMSNorm without weight on each head, in layers that rotate them */
+    bool unit_norm;
     /* layers with the gated delta rule instead of softmax attention, and its sizes */
     bool recurrent[NBL_MAX_LAYERS];
     struct {

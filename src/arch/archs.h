@@ -16,8 +16,10 @@
     X(smollm3)                                                                                               \
     X(ministral)                                                                                             \
     X(ministral3)                                                                                            \
+    X(llama4)                                                                                                \
     X(olmo2)                                                                                                 \
     X(olmo3)                                                                                                 \
+    X(cohere2)                                                                                               \
     X(granite)                                                                                               \
     X(qwen3_5)                                                                                               \
     X(qwen3_5_moe)                                                                                           \

@@ -86,6 +86,7 @@ typedef struct nbl__qkv {
 typedef struct nbl__layer_attention {
     /* q and k have an RMSNorm on each head, "self_attn.q_norm" and "self_attn.k_norm" */
     bool qk_norm;
+    bool unit_norm;  /* the same norms without a weight */
     bool local_rope; /* rotates by b->local_rope instead of b->rope */
     bool no_rope;    /* q and k are not rotated */
     bool query_rope; /* q rotates by b->query_rope, which also scales it, whatever k does */
@@ -95,7 +96,7 @@ typedef struct nbl__layer_attention {
     float softcap;   /* of scores; 0: none */
 } nbl__layer_attention;
 
-/* Window and ropes of a layer as the config has them for its type (sliding or full). */
+/* Window, chunk and ropes of a layer as the config has them for its type (sliding or full). */
 nbl__layer_attention nbl__part_layer_attention(const nbl__build *b, int64_t layer);
 /* q, k, v of x: the linear layers self_attn.q_proj, k_proj and v_proj in one node. */
 nbl__qkv nbl__part_qkv(nbl__build *b, nbl__value x, bool bias);

@@ -222,25 +222,27 @@ static nbl_status read_back(nbl__export *e)
     return status == NBL_ERROR_UNSUPPORTED ? NBL_OK : status;
 }
 
-/* Declares and writes all tensors, with the divisors of Llama 3's rotary scaling first, and
- * verifies the file. */
+/* Declares and writes all tensors, with the divisors of rotary frequencies first, and verifies the
+ * file. */
 static nbl_status write_model(nbl__export *e)
 {
-    int64_t count = 0, divisors_number = 0, half = e->decoder.head_dim / 2;
+    int64_t count = 0, divisors_number[2] = {0};
+    int64_t half = nbl__rope_dim(&e->decoder.rope, e->decoder.head_dim) / 2;
     item *items = nbl__arena_alloc(&e->arena, (size_t)(e->merge.count + 1) * sizeof *items);
     float *divisors = nbl__arena_alloc(&e->arena, (size_t)e->decoder.head_dim * sizeof *divisors);
     if (items == NULL || divisors == NULL) return NBL_ERROR_MEMORY;
-    /* the divisors of rope scaling are a tensor in llama.cpp, and a key of config.json in
+    /* the divisors of rope scaling are tensors in llama.cpp, and a key of config.json in
      * transformers */
-    bool divided = nbl__export_divisors(e, divisors);
-    if (divided)
-        NBL_TRY(nbl__gguf_declare(&e->writer, "rope_freqs.weight", NBL_GGML_F32, 1, &half, &divisors_number));
+    const char *name;
+    for (int i = 0; (name = nbl__export_divisors(e, i, divisors)) != NULL; i++)
+        NBL_TRY(nbl__gguf_declare(&e->writer, name, NBL_GGML_F32, 1, &half, &divisors_number[i]));
     NBL_TRY(declare_all(e, items, &count));
     NBL_TRY(nbl__gguf_begin(&e->writer, e->out));
     nbl__progress_begin(e->ctx, e->checkpoint->summary.bytes);
     NBL_TRY(nbl__progress_poll(e->ctx, ""));
-    if (divided)
-        NBL_TRY(nbl__gguf_write(&e->writer, divisors_number, divisors, (size_t)half * sizeof *divisors, 0));
+    for (int i = 0; nbl__export_divisors(e, i, divisors) != NULL; i++)
+        NBL_TRY(
+            nbl__gguf_write(&e->writer, divisors_number[i], divisors, (size_t)half * sizeof *divisors, 0));
     for (int64_t i = 0; i < count; i++)
         NBL_TRY(items[i].from->rank == 1 ? write_vector(e, &items[i]) : write_matrix(e, &items[i]));
     return read_back(e);

@@ -45,9 +45,9 @@ nbl_status nbl__export_check_values(const nbl__export *e, const char *name, nbl_
 nbl_status nbl__export_keys(nbl__export *e);
 /* Sets query_factor from the config's scale of attention scores. */
 void nbl__export_query(nbl__export *e);
-/* Llama 3's rotary scaling: the divisors of the frequencies, [head_dim / 2]. False: the model has
- * none. */
-bool nbl__export_divisors(const nbl__export *e, float *divisors);
+/* The i-th tensor of divisors of the rotary frequencies, [rotary / 2], and its name: Llama 3's
+ * scaling has one, longrope two. NULL: there are no more. */
+const char *nbl__export_divisors(const nbl__export *e, int i, float *divisors);
 /* The source row for row `row` of the exported tensor, which has `rows` rows: of the same pair for
  * tensors in rotary pairs, else `row`. `rows` must be whole heads of even width, which
  * nbl__model_check ensures. */

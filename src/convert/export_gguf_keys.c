@@ -79,6 +79,19 @@ static nbl_status put_yarn(nbl__export *e, const nbl__rope *r)
     return NBL_OK;
 }
 
+/* Puts longrope's keys. Its factors are tensors (nbl__export_divisors). llama.cpp chooses long or short
+ * factors by the size of its context. */
+static nbl_status put_longrope(nbl__export *e, const nbl__rope *r)
+{
+    float frequencies[1024], attention = 1;
+    int64_t dim = nbl__rope_dim(r, e->decoder.head_dim);
+    if (e->arch != NBL_GGUF_PHI3 || dim > 2048) return refuse(e, "rope_type \"longrope\"");
+    nbl__rope_frequencies(r, dim, 0, frequencies, &attention);
+    put_size(e, "rope.scaling.original_context_length", (int64_t)r->original_max_position_embeddings);
+    put_number(e, "rope.scaling.attn_factor", (double)attention);
+    return NBL_OK;
+}
+
 static nbl_status put_rope(nbl__export *e)
 {
     const nbl__decoder *d = &e->decoder;
@@ -96,22 +109,34 @@ static nbl_status put_rope(nbl__export *e)
         return NBL_OK;
     case NBL_ROPE_YARN: return put_yarn(e, r);
     case NBL_ROPE_LLAMA3: return e->arch == NBL_GGUF_LLAMA ? NBL_OK : refuse(e, "rope_type \"llama3\"");
+    case NBL_ROPE_LONGROPE: return put_longrope(e, r);
     case NBL_ROPE_DEFAULT: return NBL_OK;
     default: return refuse(e, "this rope_type");
     }
 }
 
-bool nbl__export_divisors(const nbl__export *e, float *divisors)
+const char *nbl__export_divisors(const nbl__export *e, int i, float *divisors)
 {
     const nbl__decoder *d = &e->decoder;
+    int64_t dim = nbl__rope_dim(&d->rope, d->head_dim);
     float scaled[1024], unused;
     nbl__rope plain = d->rope;
-    if (d->rope.kind != NBL_ROPE_LLAMA3 || d->head_dim > 2048) return false;
+    if (dim > 2048) return NULL;
+    if (d->rope.kind == NBL_ROPE_LONGROPE && i < 2) {
+        const nbl__json *list = i == 0 ? d->rope.long_factor : d->rope.short_factor;
+        for (int64_t k = 0; k < dim / 2; k++) {
+            double number = 1;
+            nbl__json_number(&list->items[k], &number);
+            divisors[k] = (float)number;
+        }
+        return i == 0 ? "rope_factors_long.weight" : "rope_factors_short.weight";
+    }
+    if (d->rope.kind != NBL_ROPE_LLAMA3 || i > 0) return NULL;
     plain.kind = NBL_ROPE_DEFAULT;
-    nbl__rope_frequencies(&plain, d->head_dim, 0, divisors, &unused);
-    nbl__rope_frequencies(&d->rope, d->head_dim, 0, scaled, &unused);
-    for (int64_t i = 0; i < d->head_dim / 2; i++) divisors[i] /= scaled[i];
-    return true;
+    nbl__rope_frequencies(&plain, dim, 0, divisors, &unused);
+    nbl__rope_frequencies(&d->rope, dim, 0, scaled, &unused);
+    for (int64_t k = 0; k < dim / 2; k++) divisors[k] /= scaled[k];
+    return "rope_freqs.weight";
 }
 
 /* ---- Gemma ---- */

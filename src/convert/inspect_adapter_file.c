@@ -9,6 +9,7 @@
  *
  * Memory: the handle owns the reader (peft) and the list of tensors; all names point into them. */
 #include "convert/convert.h"
+#include "convert/expert_tensors.h"
 #include "format/gguf/gguf_model.h"
 #include "format/hf/module_names.h"
 #include "format/peft/peft.h"
@@ -85,13 +86,17 @@ static void add_tensor(base *b, const char *name, int rank, const int64_t *shape
     b->tensors[b->count++] = (nbl__peft_tensor){name, rank, shape, nbl__peft_kind_of(name, rank)};
 }
 
-/* The names and shapes of the tensors of a folder's text model. There is room for one more: add_head. */
+/* The names and shapes of the tensors of a folder's text model, experts as stacks. There is room for one more: add_head. */
 static nbl_status read_checkpoint(nbl__arena *arena, const nbl_checkpoint *c, base *b)
 {
     b->tensors = nbl__arena_alloc(arena, (size_t)(c->tensor_count + 1) * sizeof *b->tensors);
     if (b->tensors == NULL) return NBL_ERROR_MEMORY;
-    for (int64_t i = 0; i < c->tensor_count; i++)
-        if (c->text_names[i]) add_tensor(b, c->text_names[i], c->tensors[i].rank, c->tensors[i].shape);
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        nbl__expert_tensor is;
+        if (c->text_names[i] == NULL) continue;
+        NBL_TRY(nbl__expert_tensor_read(arena, c, &c->tensors[i], c->text_names[i], &is));
+        NBL_TRY(nbl__expert_tensor_list(arena, &is, &c->tensors[i], b->tensors, &b->count));
+    }
     b->tied = c->config.tied != NBL_TIED_NO;
     return NBL_OK;
 }
@@ -214,6 +219,11 @@ static const char *name_at(const nbl__peft_list *list, int64_t index)
 const char *nbl_adapter_get_target(const nbl_adapter *a, int64_t index)
 {
     return name_at(&a->peft->settings.target.list, index);
+}
+
+const char *nbl_adapter_get_parameter(const nbl_adapter *a, int64_t index)
+{
+    return name_at(&a->peft->settings.parameters, index);
 }
 
 const char *nbl_adapter_get_saved(const nbl_adapter *a, int64_t index)

@@ -8,6 +8,7 @@
 
 #include "format/hf/module_names.h"
 #include "format/hf/text_part.h"
+#include "quant/weight.h"
 
 static const char head_name[] = NBL_WEIGHT_OF(NBL_MODULE_HEAD),
                   embedding_name[] = NBL_WEIGHT_OF(NBL_MODULE_EMBEDDING);
@@ -51,18 +52,19 @@ static nbl_status add(nbl__merge_job *m, const char *name, const char *text, con
     nbl__merged *t = &m->tensors[m->count++];
     const nbl__peft_replacement *replaced = NULL;
     const nbl__peft_module *bias = NULL;
-    if (m->peft && text) replaced = nbl__peft_replacement_find(m->peft, text);
-    *t = (nbl__merged){
-        .name = name, .text = text, .base = base, .stored = replaced ? replaced->stored : NULL};
+    *t = (nbl__merged){.name = name, .text = text, .base = base, .is = {.expert = -1}};
     set_shape(t, base->rank, base->shape);
-    if (text) NBL_TRY(module_of(m, text, ".weight", &t->with));
+    if (text) NBL_TRY(nbl__expert_tensor_read(&m->arena, m->checkpoint, base, text, &t->is));
+    if (text) text = t->is.name;
+    if (m->peft && t->is.stack) t->with = nbl__peft_find(m->peft, t->is.stack);
+    if (m->peft && text) replaced = nbl__peft_replacement_find(m->peft, text);
+    if (replaced) t->stored = replaced->stored;
+    if (text && t->is.stack == NULL) NBL_TRY(module_of(m, text, ".weight", &t->with));
     if (text) NBL_TRY(module_of(m, text, ".bias", &bias));
     if (bias && bias->b_bias) t->with = bias, t->is_bias = true;
     NBL_CHECK(m->ctx, !t->with || nbl__merged_is_numeric(t), NBL_ERROR_DTYPE,
               "%s: tensor \"%s\" is %s; an adapter can only be added to numbers", base->file, name,
               nbl_dtype_name(base->weight.dtype));
-    NBL_CHECK(m->ctx, !(t->with && base->transposed), NBL_ERROR_UNSUPPORTED,
-              "%s: an adapter of the experts \"%s\" is not supported", m->peft->folder, name);
     NBL_CHECK(m->ctx,
               !replaced || (replaced->stored->rank == base->rank &&
                             memcmp(replaced->stored->shape, base->shape,
@@ -107,9 +109,7 @@ static nbl_status check_adapter(nbl__merge_job *m)
     int64_t count = 0;
     for (int64_t i = 0; i < m->count; i++) {
         const nbl__merged *t = &m->tensors[i];
-        if (t->text)
-            tensors[count++] = (nbl__peft_tensor){t->text, t->rank, t->shape,
-                                                  nbl__peft_kind_of(t->text, t->rank)};
+        if (t->text) NBL_TRY(nbl__expert_tensor_list(&m->arena, &t->is, t->base, tensors, &count));
     }
     NBL_TRY(nbl__peft_check_tensors(m->peft, tensors, count));
     return check_taken(m);
@@ -195,23 +195,6 @@ static void take_matrix(nbl_isa isa, const nbl__stored *from, bool transpose, fl
         }
 }
 
-nbl_status nbl__merge_load(nbl__merge_job *m, const nbl__merged *t)
-{
-    unload(m);
-    if (t->with == NULL || t->is_bias) return NBL_OK;
-    bool embedding = t->with->is_embedding; /* W is [in, out], so the factors are Aᵀ and Bᵀ */
-    size_t rank = (size_t)t->with->r;
-    size_t left = rank * (size_t)t->rows * sizeof(float), right = rank * (size_t)t->columns * sizeof(float);
-    if ((m->left = nbl__alloc(m->ctx, left)) == NULL) return NBL_ERROR_MEMORY;
-    m->left_bytes = left;
-    if ((m->right = nbl__alloc(m->ctx, right)) == NULL) return NBL_ERROR_MEMORY;
-    m->right_bytes = right;
-    nbl_isa isa = nbl__isa(m->ctx);
-    take_matrix(isa, embedding ? t->with->a : t->with->b, embedding, m->left);
-    take_matrix(isa, embedding ? t->with->b : t->with->a, embedding, m->right);
-    return NBL_OK;
-}
-
 /* Element i of a stored vector, as f32. */
 static float element(nbl_isa isa, const nbl__stored *from, int64_t i)
 {
@@ -220,16 +203,78 @@ static float element(nbl_isa isa, const nbl__stored *from, int64_t i)
     return value;
 }
 
+/* Matrices of experts that the tensor has. */
+static int64_t experts_of(const nbl__merged *t)
+{
+    return t->is.stack && t->is.expert < 0 ? t->shape[0] : 1;
+}
+
+/* Takes the factors of expert e: B_e [out, rank], A_e [rank, in], or for a transposed stack A_eᵀ and
+ * B_eᵀ. first: the row of B that the tensor begins at. */
+static void take_expert(nbl_isa isa, const nbl__merged *t, int64_t e, int64_t first, float *left,
+                        float *right)
+{
+    const nbl__peft_module *with = t->with;
+    int64_t r = with->r, outs = t->columns, ins = t->rows / experts_of(t);
+    if (!t->is.transposed) outs = ins, ins = t->columns;
+    float *a = t->is.transposed ? left : right, *b = t->is.transposed ? right : left;
+    int64_t a_row = t->is.transposed ? 1 : ins, a_column = t->is.transposed ? r : 1;  /* strides of j and i */
+    int64_t b_row = t->is.transposed ? 1 : r, b_column = t->is.transposed ? outs : 1; /* of o and j */
+    const nbl__stored *from = with->a;
+    for (int64_t j = 0; j < r; j++)
+        for (int64_t i = 0; i < ins; i++)
+            a[j * a_row + i * a_column] = element(isa, from, (e * r + j) * ins + i);
+    from = with->b;
+    for (int64_t o = 0; o < outs; o++)
+        for (int64_t j = 0; j < r; j++)
+            b[o * b_row + j * b_column] = element(isa, from,
+                                                  (first + o) * r * with->experts + j * with->experts + e);
+}
+
+nbl_status nbl__merge_load(nbl__merge_job *m, const nbl__merged *t)
+{
+    unload(m);
+    if (t->with == NULL || t->is_bias) return NBL_OK;
+    bool embedding = t->with->is_embedding; /* W is [in, out], so the factors are Aᵀ and Bᵀ */
+    size_t rank = (size_t)t->with->r;
+    size_t count = (size_t)experts_of(t), left = rank * (size_t)t->rows * sizeof(float),
+           right = rank * count * (size_t)t->columns * sizeof(float);
+    if ((m->left = nbl__alloc(m->ctx, left)) == NULL) return NBL_ERROR_MEMORY;
+    m->left_bytes = left;
+    if ((m->right = nbl__alloc(m->ctx, right)) == NULL) return NBL_ERROR_MEMORY;
+    m->right_bytes = right;
+    nbl_isa isa = nbl__isa(m->ctx);
+    if (t->is.stack) {
+        int64_t r = t->with->r, rows = t->rows / (int64_t)count;
+        int64_t first = t->is.part == NBL_EXPERT_UP ? rows : 0;
+        int64_t out = t->is.transposed ? t->columns : first + rows, in = t->is.transposed ? rows : t->columns;
+        bool fits = out <= t->with->out && in == t->with->in && t->is.expert < t->with->experts &&
+                    (t->is.expert >= 0 || t->shape[0] == t->with->experts);
+        NBL_CHECK(m->ctx, fits, NBL_ERROR_SHAPE,
+                  "%s: tensor \"%s\" is %s, which the adapter of \"%s\" does not fit", t->base->file, t->name,
+                  nbl__show_shape(t->rank, t->shape).text, t->is.stack);
+        for (int64_t k = 0; k < (int64_t)count; k++)
+            take_expert(isa, t, t->is.expert < 0 ? k : t->is.expert, first, m->left + k * rows * r,
+                        m->right + k * r * t->columns);
+        return NBL_OK;
+    }
+    take_matrix(isa, embedding ? t->with->a : t->with->b, embedding, m->left);
+    take_matrix(isa, embedding ? t->with->b : t->with->a, embedding, m->right);
+    return NBL_OK;
+}
+
 /* Merges one row in place: out holds W[row, :] before and W'[row, :] after. sum: [columns]
  * scratch. */
 static void merge_row(const nbl__merge_job *m, const nbl__merged *t, int64_t row, float *out, double *sum)
 {
     const nbl__peft_module *with = t->with;
     int64_t columns = t->columns;
+    /* of a stack: the right factor of the row's expert */
+    const float *right = m->right + row / (t->rows / experts_of(t)) * with->r * columns;
     for (int64_t i = 0; i < columns; i++) sum[i] = 0;
     for (int64_t k = 0; k < with->r; k++) {
         double b = (double)m->left[row * with->r + k];
-        const float *a = m->right + k * columns;
+        const float *a = right + k * columns;
         for (int64_t i = 0; i < columns; i++) sum[i] += b * (double)a[i];
     }
     /* V[row, :], then DoRA's magnitude / |V[row, :]|. */

@@ -6,6 +6,9 @@
  *     W'[o, :] = V[o, :] · magnitude[o] / |V[o, :]|        DoRA
  *     W'       = the adapter's weight                      modules_to_save
  *     b'       = b + scale · bias of B                     lora_bias
+ *     W'_e     = W_e + scale · B_e · A_e                   experts: in the file's own layout, which may
+ *                                                          be a tensor per expert, a stack
+ *                                                          [expert, out, in], or one [expert, in, out]
  *
  * Numerics: W is dequantized to f32; sums, norm and product are f64; the result is rounded to f32,
  * and once more to the output's dtype by the caller. Without an adapter the values are the
@@ -14,7 +17,7 @@
 #define NBL_MERGE_H
 
 #include "convert/convert.h"
-#include "format/peft/peft.h"
+#include "convert/expert_tensors.h"
 
 /* One tensor of the result. */
 typedef struct nbl__merged {
@@ -27,6 +30,7 @@ typedef struct nbl__merged {
     const nbl__stored *stored;    /* the adapter's whole weight, which replaces base's values; NULL: none */
     const nbl__peft_module *with; /* the adapter that is added; NULL: none */
     bool is_bias;                 /* the tensor is a bias, to which the bias of B is added */
+    nbl__expert_tensor is;        /* of which experts */
 } nbl__merged;
 
 typedef struct nbl__merge_job {
@@ -38,7 +42,8 @@ typedef struct nbl__merge_job {
     int64_t count;
     bool untied; /* the checkpoint's head is tied, the result has a head of its own */
 
-    /* Factors of the tensor of the last nbl__merge_load: f32, [rows, rank] and [rank, columns]. */
+    /* Factors of the tensor of the last nbl__merge_load: f32, [rows, rank] and [rank, columns]; of a
+     * stack, the right one of each expert. */
     float *left, *right;
     size_t left_bytes, right_bytes;
 } nbl__merge_job;

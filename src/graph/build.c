@@ -15,6 +15,7 @@
 #include "ops/linear/dora_norm.h"
 #include "ops/loss/argmax.h"
 #include "ops/loss/cross_entropy.h"
+#include "ops/norm/layernorm.h"
 #include "ops/norm/norm_rope.h"
 #include "ops/norm/rmsnorm.h"
 
@@ -177,6 +178,19 @@ nbl__value nbl__build_rmsnorm(nbl__graph *g, const char *name, nbl__value x, nbl
     nbl__value y = nbl__graph_end(g);
     if (sum) *sum = output(g, &a->residual_out);
     return y;
+}
+
+nbl__value nbl__build_layernorm(nbl__graph *g, const char *name, nbl__value x, nbl__value w,
+                                const nbl__norm_options *how)
+{
+    nbl__layernorm *a = nbl__graph_begin(g, &nbl__layernorm_family, name);
+    if (a == NULL) return 0;
+    a->dtype = how->dtype;
+    a->eps = how->eps;
+    a->scale = how->scale;
+    bind(g, &a->x, x);
+    bind(g, &a->w, w);
+    return nbl__graph_end(g);
 }
 
 nbl__rope_values nbl__build_rope_table(nbl__graph *g, const char *name, nbl__value positions,

@@ -75,6 +75,9 @@ typedef struct nbl__rope_values {
 /* RMSNorm of x, or of x + residual; *sum gets that sum, 0 without a residual. */
 nbl__value nbl__build_rmsnorm(nbl__graph *g, const char *name, nbl__value x, nbl__value w,
                               nbl__value residual, const nbl__norm_options *how, nbl__value *sum);
+/* LayerNorm without a bias; offset and round of *how are not used. */
+nbl__value nbl__build_layernorm(nbl__graph *g, const char *name, nbl__value x, nbl__value w,
+                                const nbl__norm_options *how);
 /* `rope` has a rotary_dim. cu_seqlens is bound only if the frequencies depend on it. */
 nbl__rope_values nbl__build_rope_table(nbl__graph *g, const char *name, nbl__value positions,
                                        nbl__value cu_seqlens, const nbl__rope *rope);

@@ -4,6 +4,7 @@
 #include "ops/families.h"
 #include "ops/moe/expert_mlp.h"
 #include "ops/moe/expert_order.h"
+#include "ops/moe/router_loss.h"
 
 nbl__routing nbl__build_router(nbl__graph *g, const char *name, nbl__value logits,
                                const nbl__router_options *how)
@@ -28,6 +29,36 @@ nbl__routing nbl__build_router(nbl__graph *g, const char *name, nbl__value logit
     to.pairs = nbl__graph_output(g, &order->pairs);
     to.rows = nbl__graph_output(g, &order->rows);
     return to;
+}
+
+void nbl__build_router_load(nbl__graph *g, const char *name, nbl__value logits, const nbl__routing *to,
+                            nbl_dtype dtype, nbl__router_sums *sums)
+{
+    nbl__router_load *a = nbl__graph_begin(g, &nbl__router_load_family,
+                                           nbl__arena_printf(&g->arena, "%s.load", name));
+    if (a == NULL) return;
+    a->dtype = dtype;
+    nbl__graph_bind(g, &a->logits, logits);
+    nbl__graph_bind(g, &a->experts, to->experts);
+    nbl__graph_bind(g, &a->counts_in, sums->counts);
+    nbl__graph_bind(g, &a->probs_in, sums->probs);
+    sums->counts = nbl__graph_end(g);
+    sums->probs = nbl__graph_output(g, &a->probs);
+    nbl__graph_pin(g, sums->counts);
+    nbl__graph_pin(g, sums->probs);
+}
+
+nbl__value nbl__build_router_loss(nbl__graph *g, const char *name, const nbl__router_sums *sums,
+                                  nbl__value loss, float factor, int64_t top_k)
+{
+    nbl__router_loss *a = nbl__graph_begin(g, &nbl__router_loss_family, name);
+    if (a == NULL) return 0;
+    a->factor = factor;
+    a->top_k = top_k;
+    nbl__graph_bind(g, &a->counts, sums->counts);
+    nbl__graph_bind(g, &a->probs, sums->probs);
+    nbl__graph_bind(g, &a->base, loss);
+    return nbl__graph_end(g);
 }
 
 static void bind_layer(nbl__graph *g, nbl__expert_linear *l, const nbl__expert_values *values)

@@ -28,6 +28,17 @@ typedef struct nbl__routing {
 nbl__routing nbl__build_router(nbl__graph *g, const char *name, nbl__value logits,
                                const nbl__router_options *how);
 
+/* The auxiliary loss of all layers (router_loss.h): begin with zeros, add each layer, and add the loss at the end. The
+ * sums are pinned. */
+typedef struct nbl__router_sums {
+    nbl__value counts, probs;
+} nbl__router_sums;
+void nbl__build_router_load(nbl__graph *g, const char *name, nbl__value logits, const nbl__routing *to,
+                            nbl_dtype dtype, nbl__router_sums *sums);
+/* loss + factor·aux */
+nbl__value nbl__build_router_loss(nbl__graph *g, const char *name, const nbl__router_sums *sums,
+                                  nbl__value loss, float factor, int64_t top_k);
+
 /* One of the two layers of the experts; 0: absent. Shapes are in expert_mlp.h. */
 typedef struct nbl__expert_values {
     nbl__value w;              /* the stack: a weight of rank 3 */

@@ -276,10 +276,10 @@ static void drop_ended(writer *w)
  * sequence. */
 static nbl_status prefill(writer *w, nbl__session *s)
 {
-    NBL_TRY(nbl__session_load(s, w->prompts, w->count, NULL));
+    int64_t tokens = 0, at = 0;
+    for (int64_t i = 0; i < w->count; i++) tokens += w->prompts[i].count;
     /* rows: the cache row of each token. last: the index of each prompt's last token, whose logits
-     * count. */
-    int64_t tokens = nbl__info(&s->graph, s->build.ids)->tensor.shape[0], at = 0;
+     * count. Their sizes are set before nbl__session_load infers all shapes. */
     int32_t *rows = nbl__session_input(s, s->build.rows, tokens),
             *last = nbl__session_input(s, s->build.last, w->count);
     for (int64_t i = 0; i < w->count; i++) {
@@ -289,8 +289,8 @@ static nbl_status prefill(writer *w, nbl__session *s)
         w->length[i] = w->prompts[i].count;
         w->active[i] = i;
     }
+    NBL_TRY(nbl__session_load(s, w->prompts, w->count, NULL));
     w->active_count = w->count;
-    NBL_TRY(nbl__session_resize(s));
     NBL_TRY(nbl__plan_run(&s->plan));
     for (int64_t i = 0; i < w->count; i++) NBL_TRY(append(w, s, i, i));
     drop_ended(w);

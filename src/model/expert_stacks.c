@@ -27,7 +27,7 @@ typedef struct stack {
     int64_t found, count; /* members there are, and there should be */
     bool is_bias, broken;
     nbl_weight *members;     /* [count]; NULL while tensors are counted, and of an incomplete stack */
-    const nbl_weight *first; /* that was put */
+    const nbl_weight *first; /* of the members, in the file's order */
 } stack;
 
 typedef struct holder {
@@ -137,14 +137,14 @@ static nbl_status find_gaps(holder *h, stack *s)
         twice |= *at;
         *at = true;
     }
-    s->broken = twice;
+    s->broken |= twice;
     for (int64_t k = 0; k < s->count; k++) s->broken |= !seen[k];
     nbl_status status = list_missing(h, s, seen);
     nbl__free(h->m->ctx, seen, (size_t)s->count * sizeof *seen);
     return status;
 }
 
-/* Checks a member and puts it into its stack. */
+/* Checks a member and puts it into its stack, unless that is incomplete. */
 static void put_member(holder *h, int64_t i)
 {
     stack *s = &h->stacks[h->stack_of[i]];
@@ -152,14 +152,13 @@ static void put_member(holder *h, int64_t i)
     const nbl_weight *w = &info->weight;
     int64_t shape[2], at = index_of(s, &h->names[i]);
     int rank = s->is_bias ? 1 : 2;
-    if (s->members == NULL) return;
     member_shape(&h->m->decoder, s, shape);
     bool fits = w->rank == rank && w->shape[0] == shape[0] && (s->is_bias || w->shape[1] == shape[1]);
     if (!fits && may_say(h))
         nbl__text_printf(&h->misfits, "; \"%s\" is %s instead of %s", info->name,
                          nbl__show_shape(w->rank, w->shape).text, nbl__show_shape(rank, shape).text);
-    s->members[at] = *w;
-    if (s->first == NULL) s->first = &s->members[at];
+    if (s->members) s->members[at] = *w;
+    if (s->first == NULL) s->first = w;
     const nbl_weight *like = s->first;
     bool alike = w->format == like->format && w->dtype == like->dtype && w->block == like->block &&
                  !w->nested_scales == !like->nested_scales;
@@ -231,8 +230,8 @@ static nbl_status hold_all(holder *h)
     }
     for (int64_t k = 0; k < h->stack_count; k++) {
         stack *s = &h->stacks[k];
-        if (s->found < s->count || s->broken) NBL_TRY(find_gaps(h, s));
-        if (s->found != s->count || s->broken) {
+        if (s->found != s->count) NBL_TRY(find_gaps(h, s));
+        if (s->found != s->count) {
             s->broken = true;
             continue;
         }

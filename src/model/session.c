@@ -7,6 +7,7 @@
  * found. */
 #include "model/language_model.h"
 #include "device/device_memory.h"
+#include "ops/families.h"
 
 static const nbl_weight *weight_of(void *user, const char *name, nbl__weight_role role)
 {
@@ -145,6 +146,16 @@ static int pins_of(const nbl_model *m, bool offload)
     return flops < meanwhile * (2 * d->hidden + q) ? 2 : 3;
 }
 
+/* Refuses a device that has no kernel for experts with the model's name. */
+static nbl_status check_device(const nbl_model *m, const nbl__device *device)
+{
+    bool runs = m->decoder.experts == 0 || device->impls(&nbl__expert_mlp_family.forward)[0] != NULL;
+    if (runs) return NBL_OK;
+    nbl_status status = nbl__fail(m->ctx, NBL_ERROR_UNSUPPORTED,
+                                  "%s: a mixture of experts does not run on %s", m->path, device->name);
+    return nbl__hint(m->ctx, status, "--device cpu runs it");
+}
+
 /* Builds the graph, checks the tensors, adds the backward pass, plans. */
 static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
 {
@@ -152,6 +163,7 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
     const nbl__device *device = nbl__device_of(m->ctx);
     NBL_CHECK(m->ctx, o->tokens < INT32_MAX && o->sequences < INT32_MAX, NBL_ERROR_ARGUMENT,
               "%s: %" PRId64 " tokens in one pass are too many", m->path, o->tokens);
+    NBL_TRY(check_device(m, device));
     nbl__model_source source = {s, weight_of, adapter_of, is_trained};
     s->drops = o->drops;
     s->masters = o->train || (o->shared && o->shared->masters);

@@ -59,6 +59,14 @@ static nbl_status store(const upload *u, nbl_weight weight, uint8_t *base, size_
 {
     part parts[5];
     *device_view = weight;
+    if (weight.members) { /* the list stays on the host, its pointers are the device's */
+        nbl_weight *list = nbl__arena_alloc(&u->m->arena, (size_t)weight.member_count * sizeof *list);
+        if (list == NULL) return NBL_ERROR_MEMORY;
+        for (int64_t i = 0; i < weight.member_count; i++)
+            NBL_TRY(store(u, weight.members[i], base, used, &list[i]));
+        device_view->members = list;
+        return NBL_OK;
+    }
     for (int i = 0, n = parts_of(&weight, parts); i < n; i++) {
         assert(*used % ALIGNMENT == 0);
         if (base) {
@@ -133,9 +141,6 @@ static nbl_status walk(upload *u, nbl__graph *g)
         if (info->kind != NBL_KIND_WEIGHT) continue;
         struct nbl__weight_entry *entry = nbl__model_find(m, info->name);
         NBL_CHECK(m->ctx, entry, NBL_ERROR_INTERNAL, "no weight \"%s\"", info->name);
-        NBL_CHECK(m->ctx, entry->weight.members == NULL, NBL_ERROR_UNSUPPORTED,
-                  "%s: a stack of %" PRId64 " experts that are stored apart cannot be copied to %s yet", info->name,
-                  entry->weight.member_count, u->device->name);
         bool dequantized = is_dequantized(info, entry);
         nbl_weight device_view;
         if (dequantized ? entry->as_used.data != NULL : entry->device_view.rank > 0) continue;
@@ -146,7 +151,9 @@ static nbl_status walk(upload *u, nbl__graph *g)
         if (u->base == NULL) continue;
         if (!dequantized) entry->device_view = device_view;
         nbl__progress_add(m->ctx, nbl__weight_bytes(&entry->weight));
-        if (m->checkpoint) nbl__checkpoint_drop_file(m->checkpoint, entry->weight.data);
+        if (m->checkpoint && entry->weight.data) nbl__checkpoint_drop_file(m->checkpoint, entry->weight.data);
+        for (int64_t i = 0; m->checkpoint && i < entry->weight.member_count; i++)
+            nbl__checkpoint_drop_file(m->checkpoint, entry->weight.members[i].data);
     }
     return NBL_OK;
 }

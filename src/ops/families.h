@@ -36,6 +36,8 @@
     X(kv_write)                                                                                              \
     X(take_rows)                                                                                             \
     X(router)                                                                                                \
+    X(router_load)                                                                                           \
+    X(router_loss)                                                                                           \
     X(expert_order)                                                                                          \
     X(expert_mlp)                                                                                            \
     X(sigmoid_gate)                                                                                          \

@@ -89,6 +89,7 @@ typedef struct nbl__run_config {
     bool target_linear;            /* lora_target_linear, or lora_target_modules: all-linear */
     const char *target_regex;      /* lora_target_modules as one regular expression; or NULL */
     nbl__name_list target_modules; /* as a list */
+    nbl__name_list target_parameters;
     nbl__name_list modules_to_save;
     const char *lora_model_dir; /* start from this adapter; or NULL */
 

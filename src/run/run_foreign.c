@@ -20,7 +20,8 @@
     "answers with `type: chat_template`"
 #define REWARDS "reward and classification models are not in this version"
 #define MULTIMODAL "only text is trained; images, audio and video are not in this version"
-#define EXPERTS "models with experts (MoE) are not in this version"
+#define EXPERTS "experts are quantized by `load_in_4bit` and `load_in_8bit`; take the key out"
+#define DENSE_EXPERTS "densemixer is not in this version: a token trains the experts that it goes to"
 #define ONLY_ADAMW "AdamW is the only optimizer; see `optimizer`"
 #define DISTILLATION "distillation is not in this version"
 #define DIFFUSION "diffusion models are not in this version"
@@ -109,7 +110,7 @@ static const nbl__foreign_group top[] = {
     {REFUSED,
      "processor_type processor_kwargs image_size image_resize_algorithm role_boundaries freeze_mm_modules",
      MULTIMODAL},
-    {REFUSED, "quantize_moe_experts lora_target_parameters llama4_linearized_experts", EXPERTS},
+    {REFUSED, "quantize_moe_experts llama4_linearized_experts", EXPERTS},
     {REFUSED, "diffusion diffusion_*", DIFFUSION},
     {REFUSED, "kd_*", DISTILLATION},
     {REFUSED, "relora relora_* jagged_restart_*",
@@ -151,7 +152,7 @@ static const nbl__foreign_group top[] = {
     {NBL_FOREIGN_BASE, "base_model_config tokenizer_config",
      "model, configuration and tokenizer are read from `base_model`; put the files into one folder"},
     {REFUSED, "tokenizer_use_mistral_common",
-     "the tokenizer is tokenizer.json; take the key out if the model has one"},
+     "the tokenizer is the first of tokenizer.json and tekken.json; take the key out"},
     {REFUSED, "trainer_cls", "no code of others is run"},
     {REFUSED, "tokens added_tokens_overrides",
      "no token is added to a vocabulary; `special_tokens` chooses among those that it has"},
@@ -295,7 +296,7 @@ const char *nbl__foreign_plugin(const char *name)
         {"kd.*", DISTILLATION},
         {"spectrum.*", PARTS},
         {"grokfast.*", ONLY_ADAMW},
-        {"densemixer.*", EXPERTS},
+        {"densemixer.*", DENSE_EXPERTS},
         {"nemo_gym.*", PREFERENCES},
     };
     bool own = strncmp(name, prefix, sizeof prefix - 1) == 0;

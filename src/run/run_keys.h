@@ -73,7 +73,7 @@ typedef struct nbl__run_parse {
     const char *template_text; /* chat_template_jinja */
 } nbl__run_parse;
 
-enum { NBL_RUN_KEYS = 76 };
+enum { NBL_RUN_KEYS = 77 };
 extern const nbl__run_key nbl__run_keys[NBL_RUN_KEYS];
 
 /* The row of a name among `count` rows; NULL: none. */

@@ -116,7 +116,7 @@ static nbl_status resolve_adapter(reader *r)
         c->lora_r = 0;
         c->lora_alpha = c->lora_dropout = 0;
         c->target_regex = NULL;
-        c->target_modules = c->modules_to_save = (nbl__name_list){0};
+        c->target_modules = c->target_parameters = c->modules_to_save = (nbl__name_list){0};
         return NBL_OK;
     }
     if (c->lora_model_dir) return NBL_OK;
@@ -125,7 +125,8 @@ static nbl_status resolve_adapter(reader *r)
     if (c->target_regex && c->target_linear)
         return contradiction(r, "lora_target_modules", "lora_target_linear",
                              "a regular expression names all layers that are meant");
-    if (!c->target_linear && c->target_regex == NULL && c->target_modules.count == 0)
+    if (!c->target_linear && c->target_regex == NULL && c->target_modules.count == 0 &&
+        c->target_parameters.count == 0)
         return nbl__yaml_fail(r->ctx, given(r, "adapter"), NBL_ERROR_ARGUMENT,
                               "adapter needs lora_target_linear: true, or lora_target_modules");
     return NBL_OK;

@@ -18,6 +18,7 @@ nbl_status nbl__new_adapter(nbl_model *model, const nbl__run_config *c)
                                    .rslora = c->rslora,
                                    .dora = c->dora,
                                    .all_linear = c->target_linear,
+                                   .parameters = {c->target_parameters.items, c->target_parameters.count},
                                    .modules_to_save = {c->modules_to_save.items, c->modules_to_save.count}};
     if (!c->target_linear) {
         settings.target.regex = c->target_regex;

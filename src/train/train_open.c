@@ -115,6 +115,8 @@ static nbl_status warn_of_ignored(const nbl__trainer *t)
     if ((c->target_regex || c->target_modules.count) && !same_targets(c, &has->target))
         nbl__text_printf(&line, ", lora_target_modules");
     if (c->target_linear && !has->all_linear) nbl__text_printf(&line, ", lora_target_linear");
+    if (c->target_parameters.count && has->parameters.count == 0)
+        nbl__text_printf(&line, ", lora_target_parameters");
     if (c->modules_to_save.count && has->modules_to_save.count == 0)
         nbl__text_printf(&line, ", lora_modules_to_save");
     if (line.status == NBL_OK && line.size)

@@ -197,12 +197,36 @@ static void phi3_gets_its_fused_matrices_and_its_window(void **state)
         nbl__gguf_model_close(model);
         free(file);
     }
-    build_model(&b, "phi3"); /* longrope */
+    build_model(&b, "phi3"); /* longrope, of half of a head */
+    add_u32(&b, "phi3.rope.dimension_count", 2);
+    add_u32(&b, "phi3.rope.scaling.original_context_length", 64);
+    add_f32(&b, "phi3.rope.scaling.attn_factor", 1.25f);
+    add_tensor(&b, "rope_factors_long.weight", 0, 1, 8);
+    add_tensor(&b, "rope_factors_short.weight", 0, 1, 2);
+    assert_ok(ctx, open_model(ctx, &b, &file, &model));
+    assert_true(config_number(model, "partial_rotary_factor") == 0.5);
+    assert_int_equal(config_integer(model, "original_max_position_embeddings"), 64);
+    const nbl__json *rope = nbl__json_get(model->config.root, "rope_scaling");
+    assert_string_equal(nbl__json_text(rope, "type"), "longrope");
+    assert_true(nbl__json_get(rope, "attention_factor")->real == 1.25);
+    double factor;
+    assert_true(nbl__json_number(&nbl__json_get(rope, "short_factor")->items[0], &factor) && factor == 2);
+    assert_true(nbl__json_number(&nbl__json_get(rope, "long_factor")->items[0], &factor) && factor == 8);
+    nbl__gguf_model_close(model);
+    free(file);
+    build_model(&b, "phi3"); /* one list without the other, and of another size */
     add_tensor(&b, "rope_factors_long.weight", 0, HEAD_DIM / 2, 1);
+    MODEL_REFUSED(&b, "rope_factors_short.weight");
+    build_model(&b, "phi3");
+    add_tensor(&b, "rope_factors_short.weight", 0, HEAD_DIM / 2, 1);
+    add_tensor(&b, "rope_factors_long.weight", 0, HEAD_DIM, 1);
     MODEL_REFUSED(&b, "rope_factors_long.weight");
     build_model(&b, "phi3");
-    add_u32(&b, "phi3.rope.dimension_count", 2);
+    add_u32(&b, "phi3.rope.dimension_count", 3);
     MODEL_REFUSED(&b, "phi3.rope.dimension_count", "not rotated");
+    build_model(&b, "llama");
+    add_f32(&b, "llama.rope.scaling.attn_factor", 1.25f);
+    MODEL_REFUSED(&b, "llama.rope.scaling.attn_factor");
     build_model(&b, "phi3");
     add_f32(&b, "phi3.final_logit_softcapping", 2);
     MODEL_REFUSED(&b, "phi3.final_logit_softcapping");

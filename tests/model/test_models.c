@@ -229,10 +229,26 @@ GOLDEN(gemma2_is_as_transformers_has_it, "gemma2", "bf16", "lora", NULL)
 GOLDEN(gemma3_with_two_ropes_is_as_transformers_has_it, "gemma3", "bf16", "dora", NULL)
 GOLDEN(the_text_model_of_gemma3_with_vision_is_as_transformers_has_it, "gemma3-vision", "bf16", "lora", NULL)
 GOLDEN(phi3_with_a_window_is_as_transformers_has_it, "phi3", "bf16", "lora", "dora")
+GOLDEN(phi3_whose_text_grows_beyond_the_original_length_is_as_if_recomputed, "phi3-longrope", "bf16", "lora",
+       NULL)
+GOLDEN(smollm3_with_windows_without_rope_is_as_transformers_has_it, "smollm3", "bf16", "lora", NULL)
+GOLDEN(ministral_is_as_transformers_has_it, "ministral", "bf16", "dora", NULL)
+GOLDEN(ministral3_with_scaled_queries_is_as_transformers_has_it, "ministral3", "bf16", "lora", NULL)
+GOLDEN(llama4_without_experts_is_as_transformers_has_it, "llama4", "bf16", "lora", "dora")
+GOLDEN(llama4_with_experts_is_as_transformers_has_it, "llama4-experts", "bf16", NULL, NULL)
 GOLDEN(qwen3_5_with_states_is_as_transformers_has_it, "qwen3_5", "bf16", "lora", "dora")
+GOLDEN(dynamic_rope_grows_with_the_text_as_if_recomputed, "rope-dynamic", "bf16", NULL, NULL)
+GOLDEN(proportional_rope_is_as_transformers_has_it, "rope-proportional", "bf16", NULL, NULL)
 GOLDEN(olmo2_with_norms_behind_its_blocks_is_as_transformers_has_it, "olmo2", "bf16", "lora", "dora")
 GOLDEN(olmo3_with_two_ropes_is_as_transformers_has_it, "olmo3", "bf16", "lora", NULL)
+GOLDEN(cohere2_with_blocks_side_by_side_is_as_transformers_has_it, "cohere2", "bf16", "lora", "dora")
 GOLDEN(granite_with_its_multipliers_is_as_transformers_has_it, "granite", "bf16", "lora", "dora")
+GOLDEN(mixtral_with_a_window_is_as_transformers_has_it, "mixtral", "bf16", "lora", "experts")
+GOLDEN(qwen2_moe_with_a_shared_expert_is_as_transformers_has_it, "qwen2_moe", "bf16", "lora", "experts")
+GOLDEN(qwen3_moe_is_as_transformers_has_it, "qwen3_moe", "bf16", "lora", "experts")
+GOLDEN(an_nf4_state_per_expert_is_as_bitsandbytes_has_it, "qwen3_moe-mixed", NULL, "experts", NULL)
+GOLDEN(gpt_oss_is_as_transformers_has_it, "gpt_oss", "bf16", "lora", "experts")
+GOLDEN(gpt_oss_runs_on_its_own_four_bits, "gpt_oss-mxfp4", NULL, "experts", NULL)
 GOLDEN(linear_rope_is_as_transformers_has_it, "rope-linear", "bf16", NULL, NULL)
 GOLDEN(llama3_rope_is_as_transformers_has_it, "rope-llama3", "bf16", NULL, NULL)
 GOLDEN(yarn_is_as_transformers_has_it, "rope-yarn", "bf16", NULL, NULL)
@@ -252,7 +268,7 @@ typedef struct bent {
     const char *words; /* of the message */
 } bent;
 
-/* The text of a config with another value of a key that stands on one line, or one more key. */
+/* The text of a config with another value of a key, a word or a list, or one more key. */
 static void bend(const char *text, const bent *how, char *out, size_t room)
 {
     char quoted[64];
@@ -260,6 +276,7 @@ static void bend(const char *text, const bent *how, char *out, size_t room)
     const char *at = strstr(text, quoted);
     if (at) {
         const char *value = at + strlen(quoted), *end = value + strcspn(value, ",\n");
+        if (*value == '[') end = strchr(value, ']') + 1; /* a list may take several lines */
         snprintf(out, room, "%.*s%s%s", (int)(value - text), text, how->value, end);
     } else {
         snprintf(out, room, "{%s%s, %s", quoted, how->value, strchr(text, '{') + 1);
@@ -364,6 +381,48 @@ static void what_phi3_has_not_is_refused_by_the_name_of_the_key(void **state)
     assert_refused("phi3", cases, sizeof cases / sizeof *cases);
 }
 
+static void what_cohere2_has_not_is_refused_by_the_name_of_the_key(void **state)
+{
+    (void)state;
+    static const bent cases[] = {
+        {"logit_scale", "0", NBL_ERROR_FORMAT, "logit_scale is not positive"},
+        {"layer_norm_eps", "-1", NBL_ERROR_FORMAT, "layer_norm_eps is negative"},
+        {"head_dim", "8", NBL_ERROR_UNSUPPORTED, "head_dim is 8"},
+        {"sliding_window", "null", NBL_ERROR_UNSUPPORTED, "sliding_window is null"},
+        {"rotary_pct", "0.5", NBL_ERROR_UNSUPPORTED, "rotary_pct has another value"},
+        {"use_parallel_block", "false", NBL_ERROR_UNSUPPORTED, "use_parallel_block has another value"},
+        {"order_of_interleaved_layers", "\"global_attn_first\"", NBL_ERROR_UNSUPPORTED,
+         "order_of_interleaved_layers"},
+        {"use_qk_norm", "true", NBL_ERROR_UNSUPPORTED, "the key use_qk_norm is not understood"},
+    };
+    assert_refused("cohere2", cases, sizeof cases / sizeof *cases);
+}
+
+static void what_llama4_has_not_is_refused_by_the_name_of_the_key(void **state)
+{
+    (void)state;
+    static const bent cases[] = {
+        {"moe_layers", "[-1]", NBL_ERROR_FORMAT, "moe_layers has a value that is no layer"},
+        {"moe_layers", "1", NBL_ERROR_FORMAT, "moe_layers is no list"},
+        {"router_jitter_noise", "0.1", NBL_ERROR_UNSUPPORTED, "router_jitter_noise is 0.1"},
+        {"layer_types", "[\"chunked_attention\", \"sliding_attention\"]", NBL_ERROR_UNSUPPORTED,
+         "sliding_attention"},
+        {"layer_types", "[\"chunked_attention\"]", NBL_ERROR_FORMAT, "layer_types"},
+        {"attention_chunk_size", "null", NBL_ERROR_FORMAT, "attention_chunk_size"},
+        {"attention_chunk_size", "0", NBL_ERROR_FORMAT, "attention_chunk_size"},
+        {"no_rope_layers", "[1]", NBL_ERROR_FORMAT, "no_rope_layers is not a list"},
+        {"no_rope_layers", "[1, 2]", NBL_ERROR_FORMAT, "no_rope_layers has a value"},
+        {"no_rope_layer_interval", "0", NBL_ERROR_FORMAT, "no_rope_layer_interval"},
+        {"floor_scale", "0", NBL_ERROR_FORMAT, "floor_scale"},
+        {"attn_scale", "-1", NBL_ERROR_FORMAT, "beta"},
+        {"attn_temperature_tuning", "4", NBL_ERROR_FORMAT, "attn_temperature_tuning"},
+        {"output_router_logits", "true", NBL_ERROR_UNSUPPORTED, "output_router_logits"},
+        {"intermediate_size_mlp", "23", NBL_ERROR_FORMAT, "feed_forward.gate_proj.weight\" is [24, 16]"},
+        {"partial_rotary_factor", "0.5", NBL_ERROR_UNSUPPORTED, "partial_rotary_factor 0.5"},
+    };
+    assert_refused("llama4", cases, sizeof cases / sizeof *cases);
+}
+
 static void multipliers_of_granite_must_be_positive(void **state)
 {
     (void)state;
@@ -377,6 +436,42 @@ static void multipliers_of_granite_must_be_positive(void **state)
         {"logit_scale", "2", NBL_ERROR_UNSUPPORTED, "the key logit_scale is not understood"},
     };
     assert_refused("granite", cases, sizeof cases / sizeof *cases);
+}
+
+static void configs_of_experts_are_refused_by_the_name_of_the_key(void **state)
+{
+    (void)state;
+    static const bent qwen[] = {
+        {"output_router_logits", "true", NBL_ERROR_UNSUPPORTED, "output_router_logits"},
+        {"num_local_experts", "2147483647", NBL_ERROR_UNSUPPORTED, "num_local_experts is 2147483647, more"},
+        {"num_local_experts", "4096", NBL_ERROR_FORMAT, "experts.gate_up_proj\" has 12 tensors of 8192"},
+        {"num_local_experts", "5", NBL_ERROR_FORMAT, "mlp.experts.5.up_proj.weight\" does not belong"},
+        {"num_local_experts", "7", NBL_ERROR_FORMAT, "no \"model.layers.0.mlp.experts.6.gate_proj.weight"},
+        {"num_local_experts", "0", NBL_ERROR_FORMAT, "num_local_experts"},
+        {"num_experts_per_tok", "7", NBL_ERROR_FORMAT, "num_experts_per_tok 7"},
+        {"moe_intermediate_size", "9", NBL_ERROR_FORMAT, "experts.0.gate_proj.weight\" is [8, 16] instead"},
+        {"moe_intermediate_size", "2147483647", NBL_ERROR_FORMAT, "is [8, 16] instead of [2147483647, 16]"},
+        {"mlp_only_layers", "3", NBL_ERROR_FORMAT, "mlp_only_layers"},
+        {"mlp_only_layers", "[-1]", NBL_ERROR_FORMAT, "mlp_only_layers"},
+        {"decoder_sparse_step", "2", NBL_ERROR_FORMAT, "no \"model.layers.0.mlp.gate_proj.weight"},
+    };
+    static const bent oss[] = {
+        {"swiglu_limit", "0", NBL_ERROR_UNSUPPORTED, "swiglu_limit"},
+        {"num_local_experts", "6", NBL_ERROR_FORMAT, "mlp.experts.gate_up_proj\" is [5, 16, 16]"},
+        {"attention_bias", "false", NBL_ERROR_FORMAT, "self_attn.q_proj.bias\" does not belong"},
+        {"router_jitter_noise", "0.1", NBL_ERROR_UNSUPPORTED, "router_jitter_noise"},
+    };
+    static const bent mixtral[] = {
+        {"router_jitter_noise", "0.1", NBL_ERROR_UNSUPPORTED, "router_jitter_noise is 0.1"},
+        {"intermediate_size", "9", NBL_ERROR_FORMAT, "block_sparse_moe.experts.0.w1.weight\" is [8, 16]"},
+    };
+    static const bent shared[] = {
+        {"shared_expert_intermediate_size", "13", NBL_ERROR_FORMAT, "mlp.shared_expert.gate_proj.weight"},
+    };
+    assert_refused("qwen3_moe", qwen, sizeof qwen / sizeof *qwen);
+    assert_refused("gpt_oss", oss, sizeof oss / sizeof *oss);
+    assert_refused("mixtral", mixtral, sizeof mixtral / sizeof *mixtral);
+    assert_refused("qwen2_moe", shared, sizeof shared / sizeof *shared);
 }
 
 static void ids_outside_the_vocabulary_are_refused_with_their_index(void **state)
@@ -415,11 +510,27 @@ int main(void)
         cmocka_unit_test(gemma3_with_two_ropes_is_as_transformers_has_it),
         cmocka_unit_test(the_text_model_of_gemma3_with_vision_is_as_transformers_has_it),
         cmocka_unit_test(phi3_with_a_window_is_as_transformers_has_it),
+        cmocka_unit_test(phi3_whose_text_grows_beyond_the_original_length_is_as_if_recomputed),
+        cmocka_unit_test(smollm3_with_windows_without_rope_is_as_transformers_has_it),
+        cmocka_unit_test(ministral_is_as_transformers_has_it),
+        cmocka_unit_test(ministral3_with_scaled_queries_is_as_transformers_has_it),
+        cmocka_unit_test(llama4_without_experts_is_as_transformers_has_it),
+        cmocka_unit_test(llama4_with_experts_is_as_transformers_has_it),
         cmocka_unit_test(qwen3_5_with_states_is_as_transformers_has_it),
+        cmocka_unit_test(dynamic_rope_grows_with_the_text_as_if_recomputed),
+        cmocka_unit_test(proportional_rope_is_as_transformers_has_it),
         cmocka_unit_test(olmo2_with_norms_behind_its_blocks_is_as_transformers_has_it),
         cmocka_unit_test(olmo3_with_two_ropes_is_as_transformers_has_it),
+        cmocka_unit_test(cohere2_with_blocks_side_by_side_is_as_transformers_has_it),
+        cmocka_unit_test(what_cohere2_has_not_is_refused_by_the_name_of_the_key),
         cmocka_unit_test(granite_with_its_multipliers_is_as_transformers_has_it),
         cmocka_unit_test(multipliers_of_granite_must_be_positive),
+        cmocka_unit_test(mixtral_with_a_window_is_as_transformers_has_it),
+        cmocka_unit_test(qwen2_moe_with_a_shared_expert_is_as_transformers_has_it),
+        cmocka_unit_test(qwen3_moe_is_as_transformers_has_it),
+        cmocka_unit_test(an_nf4_state_per_expert_is_as_bitsandbytes_has_it),
+        cmocka_unit_test(gpt_oss_is_as_transformers_has_it),
+        cmocka_unit_test(gpt_oss_runs_on_its_own_four_bits),
         cmocka_unit_test(linear_rope_is_as_transformers_has_it),
         cmocka_unit_test(llama3_rope_is_as_transformers_has_it),
         cmocka_unit_test(yarn_is_as_transformers_has_it),
@@ -432,6 +543,8 @@ int main(void)
         cmocka_unit_test(int8_is_no_further_from_the_truth_than_bitsandbytes),
         cmocka_unit_test(hostile_configs_are_refused_by_the_name_of_the_key),
         cmocka_unit_test(what_phi3_has_not_is_refused_by_the_name_of_the_key),
+        cmocka_unit_test(what_llama4_has_not_is_refused_by_the_name_of_the_key),
+        cmocka_unit_test(configs_of_experts_are_refused_by_the_name_of_the_key),
         cmocka_unit_test(ids_outside_the_vocabulary_are_refused_with_their_index),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -58,6 +58,14 @@ static const shape shapes[] = {
      "T=1|6 K=32 N=64 R=4 x=TxK:$x gate=NxK:bf16 up=NxK:nf4 down=KxN:" STORES
      " dtype=$c dy=TxK:$g down.lora_a=RxN:$a down.lora_b=KxR:$a scale=0.5 ranks=yes",
      "dy"},
+    {"expert_mlp",
+     "T=2|9 E=4 J=2 H=32 I=32 M=64 x=TxH:$x weights=TxJ:f32 offsets=E+1:routed pairs=T*J:routed "
+     "rows=T*J:routed "
+     "gate_up=ExMxH:" STORES " down=ExHxI:nf4 dtype=$c dy=TxH:$g ranks=yes",
+     "T=1|12 E=4 J=2 H=32 I=32 M=64 R=2 Z=8 x=TxH:$x weights=TxJ:f32 offsets=E+1:routed pairs=T*J:routed "
+     "rows=T*J:routed gate_up=ExMxH:bf16 gate_up.lora_a=ZxH:$a gate_up.lora_b=MxZ:$a down=ExHxI:" STORES
+     " dtype=$c dy=TxH:$g scale=0.5 ranks=yes",
+     "dy"},
 };
 
 typedef struct cell_dtypes {
@@ -128,6 +136,11 @@ static void every_cell_of_linear_group_matches_or_is_refused(void **state)
 static void every_cell_of_mlp_matches_or_is_refused(void **state)
 {
     matrix(state, "mlp");
+}
+
+static void every_cell_of_expert_mlp_matches_or_is_refused(void **state)
+{
+    matrix(state, "expert_mlp");
 }
 
 /* ---- order of calls ---- */
@@ -383,6 +396,7 @@ int main(void)
         cmocka_unit_test(every_cell_of_linear_matches_or_is_refused),
         cmocka_unit_test(every_cell_of_linear_group_matches_or_is_refused),
         cmocka_unit_test(every_cell_of_mlp_matches_or_is_refused),
+        cmocka_unit_test(every_cell_of_expert_mlp_matches_or_is_refused),
     };
     size_t count = 3, rows = sizeof hazard_rows / sizeof *hazard_rows;
     if (count + rows > MAX) return 1;

@@ -35,6 +35,8 @@ const case_line case_table[] = {
 #include "ops/attention/attention_step.cases"
 #include "ops/loss/cross_entropy.cases"
 #include "ops/moe/router.cases"
+#include "ops/moe/router_load.cases"
+#include "ops/moe/router_loss.cases"
 #include "ops/moe/expert_order.cases"
 #include "ops/moe/expert_mlp.cases"
 #include "ops/optimizer/adamw.cases"

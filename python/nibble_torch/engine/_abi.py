@@ -484,6 +484,7 @@ struct nbl_adapter_tensor {
 };
 const nbl_adapter_tensor *nbl_adapter_get_tensor(const nbl_adapter *adapter, int64_t index);
 const char *nbl_adapter_get_target(const nbl_adapter *adapter, int64_t index);
+const char *nbl_adapter_get_parameter(const nbl_adapter *adapter, int64_t index);
 const char *nbl_adapter_get_saved(const nbl_adapter *adapter, int64_t index);
 const char *nbl_adapter_get_problem(const nbl_adapter *adapter, int64_t index);
 """

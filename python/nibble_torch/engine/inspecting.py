@@ -165,11 +165,12 @@ class AdapterTensor:
 
 @dataclass(frozen=True)
 class AdapterInfo:
-    """What is in an adapter: its tensors, target_modules, modules_to_save."""
+    """What is in an adapter: its tensors, target_modules, target_parameters, modules_to_save."""
 
     summary: AdapterSummary
     tensors: tuple[AdapterTensor, ...]
     targets: tuple[str, ...]
+    parameters: tuple[str, ...]
     saved: tuple[str, ...]
     problems: tuple[str, ...]
 
@@ -243,6 +244,7 @@ def inspect_adapter(path: Path, *, base: Path | None = None, context: Context | 
                 summary=record_of(AdapterSummary, lib.nbl_adapter_get_summary(adapter).contents),
                 tensors=records_of(AdapterTensor, lib.nbl_adapter_get_tensor, adapter),
                 targets=texts_of(lib.nbl_adapter_get_target, adapter),
+                parameters=texts_of(lib.nbl_adapter_get_parameter, adapter),
                 saved=texts_of(lib.nbl_adapter_get_saved, adapter),
                 problems=texts_of(lib.nbl_adapter_get_problem, adapter),
             )

@@ -292,6 +292,7 @@ nbl_status nbl__keys_no_rope(nbl__config_keys *k, nbl__decoder *d)
 {
     int64_t interval, flag;
     const nbl__json *list = nbl__key(k, "no_rope_layers");
+    if (nbl__json_is(list, NBL_JSON_ARRAY) && list->count == 0) list = NULL;
     NBL_TRY(nbl__key_size_or(k, "no_rope_layer_interval", 4, &interval));
     NBL_CHECK(k->ctx, list == NULL || (list->type == NBL_JSON_ARRAY && list->count >= d->layers),
               NBL_ERROR_FORMAT, "%s: no_rope_layers is not a list of %" PRId64 " numbers", k->where,

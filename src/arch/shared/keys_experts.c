@@ -10,6 +10,8 @@ nbl_status nbl__keys_experts(nbl__config_keys *k, nbl__decoder *d, const char *c
     NBL_TRY(nbl__key_size_or(k, inner, d->expert_inner, &d->expert_inner));
     NBL_CHECK(k->ctx, d->experts > 0 && d->top_k > 0 && d->expert_inner > 0, NBL_ERROR_FORMAT,
               "%s: no %s, num_experts_per_tok or %s", k->where, count, inner);
+    NBL_CHECK(k->ctx, d->experts <= NBL_MAX_EXPERTS, NBL_ERROR_UNSUPPORTED,
+              "%s: %s is %" PRId64 ", more than %d", k->where, count, d->experts, NBL_MAX_EXPERTS);
     NBL_CHECK(k->ctx, d->top_k <= d->experts, NBL_ERROR_FORMAT,
               "%s: num_experts_per_tok %" PRId64 " is more than the %" PRId64 " experts of %s", k->where,
               d->top_k, d->experts, count);

@@ -153,22 +153,27 @@ static nbl__norm_options norm_options(const nbl__build *b)
     return (nbl__norm_options){b->dtype, d->norm_eps, d->norm_offset, 0, d->norm_round};
 }
 
-/* RMSNorm of x, or of x + residual, over rows of `width`, times `scale`; `sum` as in
- * nbl__build_rmsnorm. */
-static nbl__value scaled_rmsnorm(nbl__build *b, nbl__value x, const char *path, int64_t width,
-                                 nbl__value residual, float scale, nbl__value *sum)
+/* RMSNorm, or LayerNorm (nbl__decoder.layer_norm), of x, or of x + residual, over rows of `width`, times
+ * `scale`; `sum` as in nbl__build_rmsnorm. */
+static nbl__value scaled_norm(nbl__build *b, nbl__value x, const char *path, int64_t width,
+                              nbl__value residual, float scale, nbl__value *sum)
 {
     char name[NAME_SIZE];
     nbl__value w = norm_weight(b, path, width);
     nbl__norm_options how = norm_options(b);
     if (scale != 1) how.scale = scale;
+    if (b->d->layer_norm) {
+        if (residual) x = nbl__build_add(b->g, "residual", residual, x, b->dtype);
+        if (sum) *sum = residual ? x : 0;
+        return nbl__build_layernorm(b->g, full(b, path, "", name), x, w, &how);
+    }
     return nbl__build_rmsnorm(b->g, full(b, path, "", name), x, w, residual, &how, sum);
 }
 
 static nbl__value rmsnorm(nbl__build *b, nbl__value x, const char *path, int64_t width, nbl__value residual,
                           nbl__value *sum)
 {
-    return scaled_rmsnorm(b, x, path, width, residual, 1, sum);
+    return scaled_norm(b, x, path, width, residual, 1, sum);
 }
 
 /* The stream has no addend any more. Pins it where recomputation starts. */
@@ -182,7 +187,7 @@ static void stream_is(nbl__build *b, nbl__residual *h, nbl__value sum)
 
 static nbl__value stream_norm(nbl__build *b, nbl__residual *h, const char *name, float scale)
 {
-    nbl__value sum, y = scaled_rmsnorm(b, h->addend, name, b->d->hidden, h->sum, scale, &sum);
+    nbl__value sum, y = scaled_norm(b, h->addend, name, b->d->hidden, h->sum, scale, &sum);
     stream_is(b, h, h->sum ? sum : h->addend);
     return y;
 }
@@ -248,6 +253,7 @@ nbl__layer_attention nbl__part_layer_attention(const nbl__build *b, int64_t laye
                                   .no_rope = d->no_rope[layer],
                                   .query_rope = d->query_rope.theta > 0,
                                   .window = slides ? d->window : 0,
+                                  .chunk = d->chunked[layer] ? d->chunk : 0,
                                   .scale = d->attention_scale,
                                   .softcap = d->attention_cap};
 }
@@ -280,9 +286,10 @@ static rotation rotation_of_queries(const nbl__build *b, const nbl__layer_attent
     return how->query_rope ? (rotation){&b->d->query_rope, b->query_rope} : rotation_of_keys(b, how);
 }
 
-/* q or k as `heads` heads, normalized (`norm` NULL: not) and rotated. */
+/* q or k as `heads` heads, normalized (by the weight at `norm`; `unit`: without weight) and rotated. A
+ * norm without weight may stand before the rotation, which keeps the mean square. */
 static nbl__value rotated(nbl__build *b, nbl__value x, int64_t heads, const char *path, const char *norm,
-                          rotation by)
+                          bool unit, rotation by)
 {
     const nbl__decoder *d = b->d;
     x = nbl__graph_view(b->g, x, heads, d->head_dim);
@@ -291,6 +298,8 @@ static nbl__value rotated(nbl__build *b, nbl__value x, int64_t heads, const char
         return nbl__build_norm_rope(b->g, path, x, norm_weight(b, norm, d->head_dim), by.table, &how);
     }
     if (norm) x = rmsnorm(b, x, norm, d->head_dim, 0, NULL);
+    nbl__norm_options unit_options = norm_options(b);
+    if (unit) x = nbl__build_rmsnorm(b->g, "self_attn.qk_norm", x, 0, 0, &unit_options, NULL);
     return by.rope ? nbl__build_rope(b->g, path, x, by.table, by.rope, b->dtype) : x;
 }
 
@@ -333,9 +342,9 @@ nbl__value nbl__part_attention(nbl__build *b, nbl__qkv x, int64_t layer, const n
     if (b->k_cache) cache.keys = b->k_cache[layer], cache.values = b->v_cache[layer];
     /* RoPE and norms see heads: [tokens, heads, head_dim]. */
     x.q = rotated(b, x.q, d->heads, "self_attn.q_proj", how->qk_norm ? "self_attn.q_norm" : NULL,
-                  fuses_rope_attention ? none : queries);
+                  how->unit_norm, fuses_rope_attention ? none : queries);
     x.k = rotated(b, x.k, d->kv_heads, "self_attn.k_proj", how->qk_norm ? "self_attn.k_norm" : NULL,
-                  fuses_rope_attention ? none : keys);
+                  how->unit_norm, fuses_rope_attention ? none : keys);
     x.v = nbl__graph_view(b->g, x.v, d->kv_heads, d->head_dim);
     nbl__value out = fuses_rope_attention
                          ? nbl__build_attention_step(b->g, name, x.q, x.k, x.v, keys.table, cache, &options)

@@ -25,7 +25,8 @@ static nbl__value stack_of(nbl__build *b, const char *name, int64_t out, int64_t
     const nbl_weight *w = b->source->weight(b->source->user, name, NBL_WEIGHT_EXPERTS);
     *transposed = w ? nbl__experts_transposed(d, w) : false;
     int64_t shape[3] = {d->experts, *transposed ? in : out, *transposed ? out : in};
-    nbl_weight stand_in = {.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = 3};
+    static const float nothing; /* the operator wants a pointer */
+    nbl_weight stand_in = {.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = 3, .data = &nothing};
     bool fits = w && w->rank == 3;
     for (int i = 0; i < 3; i++) {
         stand_in.shape[i] = shape[i];

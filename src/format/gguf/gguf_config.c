@@ -151,7 +151,7 @@ static const struct key_row {
     {"rope.scaling.yarn_beta_slow", USED},
     {"rope.scaling.yarn_ext_factor", ONE},
     {"rope.scaling.yarn_attn_factor", ONE},
-    {"rope.scaling.attn_factor", ONE},
+    {"rope.scaling.attn_factor", PHI3 | ONE},
     {"rope.scaling.finetuned", HARMLESS},
     {"tensor_data_layout", HARMLESS},
     {"expert_count", ZERO},
@@ -166,6 +166,7 @@ static nbl_status check_key(const nbl__gguf_model *m, const nbl__gguf_entry *ent
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         if (strcmp(keys[i].suffix, suffix) != 0) continue;
         int use = keys[i].use;
+        if (use == (PHI3 | ONE)) use = m->arch == NBL_GGUF_PHI3 ? USED : ONE;
         int wanted = is_gemma(m) ? GEMMA : m->arch == NBL_GGUF_PHI3 ? PHI3 : 0;
         if (use & (GEMMA | PHI3) && !(use & wanted)) break;
         if (use != ZERO && use != ONE) return NBL_OK;
@@ -216,20 +217,21 @@ static nbl_status find_arch(nbl__gguf_model *m)
 }
 
 /* head_dim: key_length, else (Llama) rope.dimension_count, else hidden / heads. Value heads of
- * another width, and rotary embedding of a part of a head, are not supported. */
+ * another width are not supported; rotary embedding of a part of a head is Phi-3's alone. */
 static nbl_status read_head_dim(nbl__gguf_model *m)
 {
-    int64_t value_length = 0, rotary = 0;
+    int64_t value_length = 0;
     int64_t plain = m->hidden % m->heads == 0 ? m->hidden / m->heads : 0;
     if (m->arch == NBL_GGUF_LLAMA && find(m, "rope.dimension_count"))
         NBL_TRY(read_size(m, "rope.dimension_count", 0, &plain));
     NBL_TRY(read_size(m, "attention.key_length", plain, &m->head_dim));
     NBL_TRY(read_size(m, "attention.value_length", m->head_dim, &value_length));
-    NBL_TRY(read_size(m, "rope.dimension_count", m->head_dim, &rotary));
+    NBL_TRY(read_size(m, "rope.dimension_count", m->head_dim, &m->rotary));
     char key[KEY_SIZE];
     if (value_length != m->head_dim)
         return unsupported_key(m, key_of(m, "attention.value_length", key), "it differs from the key's");
-    if (rotary != m->head_dim)
+    bool part = m->arch == NBL_GGUF_PHI3 && m->rotary < m->head_dim && m->rotary % 2 == 0;
+    if (m->rotary != m->head_dim && !part)
         return unsupported_key(m, key_of(m, "rope.dimension_count", key), "a part of a head is not rotated");
     if (m->head_dim % 2) return bad_key(m, key_of(m, "attention.key_length", key), "a head of odd width");
     return NBL_OK;
@@ -479,7 +481,53 @@ static nbl_status put_gemma(const nbl__gguf_model *m, nbl__text *out)
     return NBL_OK;
 }
 
-/* Puts Phi-3's window. The file has 0 for none. */
+/* Puts a list of longrope's factors, one per pair, from a tensor of the file. */
+static nbl_status put_factors(const nbl__gguf_model *m, const char *name, const char *key, nbl__text *out)
+{
+    const nbl__gguf_tensor *t = nbl__gguf_tensor_find(m->gguf, name);
+    if (t == NULL || t->type != NBL_GGML_F32 || t->rank != 1 || t->elements != m->rotary / 2 ||
+        t->data == NULL)
+        return nbl__fail(m->ctx, NBL_ERROR_FORMAT,
+                         "%s: tensor \"%s\": it is not a vector of %" PRId64 " values in f32", m->gguf->path,
+                         name, m->rotary / 2);
+    nbl__text_printf(out, ", \"%s\": ", key);
+    for (int64_t i = 0; i < t->elements; i++) {
+        float value;
+        memcpy(&value, t->data + i * 4, 4);
+        if (!isfinite(value))
+            return nbl__fail(m->ctx, NBL_ERROR_FORMAT, "%s: tensor \"%s\" has a value that is not finite",
+                             m->gguf->path, name);
+        nbl__text_add(out, i ? ", " : "[", i ? 2 : 1);
+        nbl__text_real(out, (double)value);
+    }
+    nbl__text_add(out, "]", 1);
+    return NBL_OK;
+}
+
+/* Puts Phi-3's partial rotary factor and longrope, whose factors are tensors of the file. */
+static nbl_status put_phi3_rope(const nbl__gguf_model *m, nbl__text *out)
+{
+    int64_t original = 0;
+    double attention = 1, part = (double)m->rotary / (double)m->head_dim;
+    /* The product with head_dim is cut to a whole number. */
+    if ((int64_t)((double)m->head_dim * part) != m->rotary) part = nextafter(part, 1);
+    put_number(out, "partial_rotary_factor", part);
+    NBL_TRY(read_size(m, "rope.scaling.original_context_length", 4096, &original));
+    put_integer(out, "original_max_position_embeddings", original);
+    NBL_TRY(read_number(m, "rope.scaling.attn_factor", 1, &attention));
+    if (nbl__gguf_tensor_find(m->gguf, "rope_factors_long.weight") == NULL &&
+        nbl__gguf_tensor_find(m->gguf, "rope_factors_short.weight") == NULL)
+        return NBL_OK;
+    put_key(out, "rope_scaling");
+    nbl__text_printf(out, "{\"type\": \"longrope\", \"attention_factor\": ");
+    nbl__text_real(out, attention);
+    NBL_TRY(put_factors(m, "rope_factors_short.weight", "short_factor", out));
+    NBL_TRY(put_factors(m, "rope_factors_long.weight", "long_factor", out));
+    nbl__text_add(out, "}", 1);
+    return NBL_OK;
+}
+
+/* Puts Phi-3's window and rope. The file has window 0 for none. */
 static nbl_status put_phi3(const nbl__gguf_model *m, nbl__text *out)
 {
     const nbl__gguf_entry *entry = find(m, "attention.sliding_window");
@@ -488,7 +536,7 @@ static nbl_status put_phi3(const nbl__gguf_model *m, nbl__text *out)
         return bad_key(m, entry->key, "not a size from 0 to 2147483647");
     if (window > 0) put_integer(out, "sliding_window", window);
     put_text(out, "hidden_act", "silu");
-    return NBL_OK;
+    return put_phi3_rope(m, out);
 }
 
 /* Writes the whole text of config.json. */

@@ -198,8 +198,9 @@ static int by_name(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-/* Checks that every tensor of the file was mapped. The exception is Llama's rope_freqs.weight,
- * whose contents become rope_scaling in the config. */
+/* Checks that every tensor of the file was mapped. The exceptions are Llama's rope_freqs.weight and
+ * Phi-3's rope_factors_long.weight and rope_factors_short.weight, whose contents become rope_scaling
+ * in the config. */
 static nbl_status check_all_used(nbl__gguf_model *m)
 {
     qsort(m->weights, (size_t)m->weight_count, sizeof *m->weights, by_tensor);
@@ -207,6 +208,9 @@ static nbl_status check_all_used(nbl__gguf_model *m)
         nbl__gguf_weight wanted = {.tensor = &m->gguf->tensors[i]};
         if (bsearch(&wanted, m->weights, (size_t)m->weight_count, sizeof wanted, by_tensor)) continue;
         if (m->arch == NBL_GGUF_LLAMA && strcmp(wanted.tensor->name, "rope_freqs.weight") == 0) continue;
+        if (m->arch == NBL_GGUF_PHI3 && (strcmp(wanted.tensor->name, "rope_factors_long.weight") == 0 ||
+                                         strcmp(wanted.tensor->name, "rope_factors_short.weight") == 0))
+            continue;
         NBL_TRY(report_or_list(m, bad_tensor(m, NBL_ERROR_UNSUPPORTED, wanted.tensor->name,
                                              "it is not one that this architecture has")));
     }

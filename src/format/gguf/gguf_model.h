@@ -40,7 +40,7 @@ typedef struct nbl__gguf_model {
     nbl__arena arena;
     nbl__gguf *gguf; /* for the vocabulary */
     nbl__gguf_arch arch;
-    int64_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary;
+    int64_t layers, hidden, intermediate, heads, kv_heads, head_dim, rotary, vocabulary; /* rotary: of head_dim */
     bool is_tied;        /* there is no output.weight */
     bool attention_bias; /* q, k, v and o have biases */
     bool mlp_bias;

@@ -295,14 +295,16 @@ static nbl_status put_templates(nbl__output *output, nbl__arena *arena, const nb
     return more && nbl__is_folder(more) ? put_template_folder(output, arena, more) : NBL_OK;
 }
 
-/* Copies the tokenizer's files: the adapter's if it has any, else the model's. */
+/* Copies the tokenizer's files: the adapter's if it has any, else the model's. A result without
+ * config.json gets tokenizer.json alone: the other files mean another tokenizer where model_type is not
+ * known. */
 static nbl_status put_tokenizer(nbl__output *output, nbl__arena *arena, const nbl__text_source *source)
 {
     const char *folders[] = {source->adapter, source->folder};
     nbl_status status = NBL_OK;
     bool found = false;
     for (int k = 0; k < 2 && !found; k++)
-        for (int i = 0; i < TOKENIZER_NAMES; i++) {
+        for (int i = 0; i < (source->alone ? 1 : TOKENIZER_NAMES); i++) {
             const char *path = find_file(arena, folders[k], tokenizer_names[i], &status);
             NBL_TRY(status);
             found |= path != NULL;

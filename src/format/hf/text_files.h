@@ -2,7 +2,8 @@
  * tokens.
  *
  *     tokenizer.json, tekken.json, tokenizer.model, tiktoken.model,
- *     vocab.json, merges.txt, added_tokens.json                               copied
+ *     vocab.json, merges.txt, added_tokens.json                               copied; `alone`: only
+ *                                                                             the first and the last
  *     tokenizer_config.json, special_tokens_map.json, generation_config.json  copied with edits
  *     chat_template.jinja, chat_template.json, additional_chat_templates/     copied, or one new template
  *

@@ -23,7 +23,10 @@ static nbl_status bad_module(const nbl__peft *p, const char *path, const char *w
 nbl_status nbl__peft_name_experts(nbl__peft *p, nbl__peft_module *m)
 {
     if (p->rules == NULL || p->settings.parameters.count == 0 || m->is_embedding) return NBL_OK;
-    bool is_inner = nbl__ends_with(m->path, inner);
+    bool is_inner = nbl__ends_with(m->path, inner), targeted = false;
+    /* A name such as "down_proj" would fit behind every path: a module that is chosen itself is no stack. */
+    if (!is_inner) NBL_TRY(nbl__peft_targets(p->rules, m->path, NBL_PEFT_LINEAR, &targeted));
+    if (targeted) return NBL_OK;
     int length = (int)(strlen(m->path) - (is_inner ? strlen(inner) : 0));
     const char *first = nbl__arena_printf(&p->arena, "%.*s.%s", length, m->path, gate_up);
     const char *last = nbl__arena_printf(&p->arena, "%.*s.%s", length, m->path, down);

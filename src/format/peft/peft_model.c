@@ -61,6 +61,8 @@ nbl__peft_kind nbl__peft_kind_of(const char *name, int rank)
 {
     if (rank != 2) return NBL_PEFT_OTHER;
     if (strcmp(name, NBL_WEIGHT_OF(NBL_MODULE_EMBEDDING)) == 0) return NBL_PEFT_EMBEDDING;
+    if (nbl__ends_with(name, ".mlp.gate.weight") || nbl__ends_with(name, ".router.weight"))
+        return NBL_PEFT_ROUTER;
     return strcmp(name, NBL_WEIGHT_OF(NBL_MODULE_HEAD)) == 0 ? NBL_PEFT_HEAD : NBL_PEFT_LINEAR;
 }
 

@@ -87,7 +87,10 @@ __device__ inline void keep_weights(const norm_call &a, float4 *kept)
     int packs = static_cast<int>(a.columns) / N;
     for (int p = threadIdx.x; p < packs; p += blockDim.x) {
         float w[N], b[N];
-        load_any<N>(a.w, a.w_dtype, p * N, w);
+        if (a.w) load_any<N>(a.w, a.w_dtype, p * N, w);
+        else
+#pragma unroll
+            for (int j = 0; j < N; j++) w[j] = 1;
         if (a.bias) load_any<N>(a.bias, a.bias_dtype, p * N, b);
 #pragma unroll
         for (int j = 0; j < N; j += 4) {
@@ -207,7 +210,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows(dependent, norm_call a
     norm_row next, it;
     int parity = 0;
     allow_dependent_launch();
-    for (int64_t k = threadIdx.x * 32; k < a.columns && blockIdx.x == 0; k += blockDim.x * 32)
+    for (int64_t k = threadIdx.x * 32; k < a.columns && blockIdx.x == 0 && a.w; k += blockDim.x * 32)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(a.w) +
                                                       k * (a.w_dtype == NBL_DTYPE_F32 ? 4 : 2)));
     shared.clear();

@@ -43,8 +43,8 @@ template <typename T> __device__ inline float sum_at(const norm_call &a, int64_t
 
 __device__ inline float weight_at(const void *w, int dtype, int64_t k)
 {
-    float value[1];
-    load_any<1>(w, dtype, k, value);
+    float value[1] = {1};
+    if (w) load_any<1>(w, dtype, k, value);
     return value[0];
 }
 

@@ -12,8 +12,10 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__rmsn
     NBL_TRY(nbl__check_compute(ctx, op, a->dtype));
     NBL_TRY(nbl__check_dtype(ctx, op, "x", &a->x, a->dtype));
     NBL_CHECK(ctx, a->x.rank >= 1, NBL_ERROR_SHAPE, "%s: x has no dimension", op);
-    NBL_TRY(nbl__check_float(ctx, op, "w", &a->w));
-    NBL_TRY(nbl__check_dims(ctx, op, "w", &a->w, 1, (int64_t[]){nbl__last(&a->x)}));
+    if (nbl__has_data(&a->w)) {
+        NBL_TRY(nbl__check_float(ctx, op, "w", &a->w));
+        NBL_TRY(nbl__check_dims(ctx, op, "w", &a->w, 1, (int64_t[]){nbl__last(&a->x)}));
+    }
     if (nbl__has_data(&a->residual)) {
         NBL_TRY(nbl__check_dtype(ctx, op, "residual", &a->residual, a->dtype));
         NBL_TRY(nbl__check_dims(ctx, op, "residual", &a->residual, a->x.rank, a->x.shape));
@@ -46,14 +48,15 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
         NBL_TRY(nbl__check_dims(ctx, op, "dresidual", &a->dresidual, a->x.rank, a->x.shape));
     }
     nbl__output_like(&a->dx, &a->x, nbl__last(&a->x), a->dtype);
-    nbl__output_vector(&a->dw, NBL_DTYPE_F32, 1, nbl__last(&a->x), 0);
+    nbl__output_none(&a->dw);
+    if (nbl__has_data(&a->w)) nbl__output_vector(&a->dw, NBL_DTYPE_F32, 1, nbl__last(&a->x), 0);
     return NBL_OK;
 }
 
 static const nbl__slot slots[] = {
     /* x is saved unless residual_out is: backward needs h, which is one of the two */
     {"x", NBL_ROLE_INPUT, NULL, offsetof(nbl__rmsnorm, x), true, "residual_out", NULL, NULL, 0},
-    NBL_SLOT_SAVED(nbl__rmsnorm, w, "w", INPUT),
+    NBL_SLOT_SAVED(nbl__rmsnorm, w, "w", OPTIONAL),
     NBL_SLOT(nbl__rmsnorm, residual, "residual", OPTIONAL, NULL),
     NBL_SLOT(nbl__rmsnorm, y, "y", OUTPUT, NULL),
     NBL_SLOT_SAVED(nbl__rmsnorm, residual_out, "residual_out", OUTPUT),

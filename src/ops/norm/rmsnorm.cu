@@ -20,7 +20,7 @@ static norm_call call_of(const nbl__rmsnorm *a)
     c.rows = nbl__tensor_rows(&a->x);
     c.columns = nbl__last(&a->x);
     c.eps = a->eps;
-    c.offset = a->offset;
+    c.offset = a->w.data ? a->offset : 0; /* without w the factor is 1 */
     c.scale = nbl__norm_scale(a->scale);
     c.round_first = a->round == NBL_ROUND_BEFORE_WEIGHT;
     return c;

@@ -6,7 +6,7 @@
  *   y = n·(w + offset)·scale            after_weight        Gemma: one rounding
  *
  * dtypes: x, residual, y and their gradients have the compute dtype. w is f32, f16
- * or bf16 [columns]. dw is f32.
+ * or bf16 [columns]. dw is f32. Without w, the factor of n is 1.
  *
  * Backward: dx is the gradient of x and of residual alike, and includes dresidual,
  * the gradient of residual_out. dresidual may also be given when x is a saved h.

@@ -61,6 +61,10 @@ static size_t layout(const nbl__rmsnorm *a, bool backward, uint8_t *base, norm_j
 static void read_weight(const nbl_context *ctx, const norm_job *j)
 {
     int64_t columns = nbl__last(&j->a->x);
+    if (!nbl__has_data(&j->a->w)) {
+        for (int64_t k = 0; k < columns; k++) j->w[k] = nbl__norm_scale(j->a->scale);
+        return;
+    }
     nbl__to_f32(nbl__isa(ctx), j->a->w.dtype, j->a->w.data, j->w, columns);
     for (int64_t k = 0; k < columns; k++) j->w[k] = (j->w[k] + j->a->offset) * nbl__norm_scale(j->a->scale);
 }

@@ -22,7 +22,8 @@ static double inverse_rms(const nbl__rmsnorm *a, int64_t first, int64_t columns)
 
 static double weight_at(const nbl__rmsnorm *a, int64_t k)
 {
-    return (nbl__ref_get(&a->w, k) + (double)a->offset) * (double)nbl__norm_scale(a->scale);
+    double w = nbl__has_data(&a->w) ? nbl__ref_get(&a->w, k) + (double)a->offset : 1;
+    return w * (double)nbl__norm_scale(a->scale);
 }
 
 static nbl_status run_forward(const nbl__call *call, const void *arguments)

@@ -170,7 +170,7 @@ nbl_status nbl__rope_check(nbl_context *ctx, const char *op, const nbl__rope *r)
         NBL_CHECK(ctx, original_length(r) > 0, NBL_ERROR_ARGUMENT,
                   "%s: scaling without original_max_position_embeddings", op);
     if (r->kind == NBL_ROPE_LLAMA3)
-        NBL_CHECK(ctx, r->low_freq_factor > 0 && r->high_freq_factor > r->low_freq_factor, NBL_ERROR_ARGUMENT,
+        NBL_CHECK(ctx, r->low_freq_factor > 0 && r->high_freq_factor >= r->low_freq_factor, NBL_ERROR_ARGUMENT,
                   "%s: scaling with low_freq_factor %g and high_freq_factor %g", op, r->low_freq_factor,
                   r->high_freq_factor);
     if (r->kind == NBL_ROPE_YARN)
@@ -218,7 +218,8 @@ nbl_status nbl__rope_check_dim(nbl_context *ctx, const char *op, const nbl__rope
  *
  *   wave > length / low_freq_factor     f / factor
  *   wave < length / high_freq_factor    f
- *   between                             a linear mix of both, in length / wave */
+ *   between                             a linear mix of both, in length / wave; none if the factors
+ *                                       are equal (Llama 4) */
 static void scale_llama3(const nbl__rope *r, int64_t half, float *frequencies)
 {
     float factor = (float)r->factor, low = (float)r->low_freq_factor, length = (float)original_length(r);
@@ -228,7 +229,7 @@ static void scale_llama3(const nbl__rope *r, int64_t half, float *frequencies)
     for (int64_t i = 0; i < half; i++) {
         float f = frequencies[i], wave = 1 / f * (float)(2 * M_PI);
         if (wave > long_wave) f = f / factor;
-        if (!(wave < short_wave) && !(wave > long_wave)) {
+        if (!(wave < short_wave) && !(wave > long_wave) && span > 0) {
             float smooth = (1 / wave * length - low) / span;
             f = (1 - smooth) * f / factor + smooth * f;
         }
