@@ -2,9 +2,9 @@
  *
  *     count_kernel    a block per expert: how many pairs it has, into offsets[expert + 1]
  *     add_kernel      one warp: offsets become sums
- *     place_kernel    a block per expert: its pairs, in their order
+ *     sort_kernel     a block per expert: its pairs, in their order
  *
- * Each block reads all pairs, from L2: for 128 experts and 64k pairs that is 2 × 32 MB, some microseconds. An expert that
+ * Each block reads all pairs, from L2: for 128 experts and 64k pairs that is 2 × 32 MB. An expert that
  * does not exist is reported and counts as the nearest one, so that the result is an order whatever the data. */
 #include "ops/common/kernel.cuh"
 
@@ -58,9 +58,8 @@ __global__ void add_kernel(int count, int32_t *offsets)
 }
 
 /* Rounds of one pair per thread: a pair's row is behind those of the rounds, warps and lanes before it. */
-__global__ void __launch_bounds__(THREADS)
-    place_kernel(const int32_t *experts, int64_t pairs, int count, const int32_t *offsets, int32_t *sorted,
-                 int32_t *rows)
+__global__ void __launch_bounds__(THREADS) sort_kernel(const int32_t *experts, int64_t pairs, int count,
+                                                       const int32_t *offsets, int32_t *sorted, int32_t *rows)
 {
     __shared__ int of_warp[2][WARPS];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = offsets[blockIdx.x], turn = 0;
@@ -96,9 +95,9 @@ nbl_status run(const nbl__call *call, const void *arguments)
                                                           nbl__call_cuda(call)->fault);
     add_kernel<<<1, 32, 0, stream_of(call)>>>(count, offsets);
     if (pairs > 0)
-        place_kernel<<<blocks, THREADS, 0, stream_of(call)>>>(experts, pairs, count, offsets,
-                                                              static_cast<int32_t *>(a->pairs.data),
-                                                              static_cast<int32_t *>(a->rows.data));
+        sort_kernel<<<blocks, THREADS, 0, stream_of(call)>>>(experts, pairs, count, offsets,
+                                                             static_cast<int32_t *>(a->pairs.data),
+                                                             static_cast<int32_t *>(a->rows.data));
     return launched(call);
 }
 
