@@ -19,7 +19,9 @@ enum {
     DIM = 4,
     LAYERS = 2,
     VOCABULARY = 16,
-    KINDS = 9,
+    KINDS = 11,
+    EXPERTS = 2,
+    EXPERT_INNER = 4,
     /* of the gated delta rule */
     KEY_HEADS = 1,
     VALUE_HEADS = 2,
@@ -72,9 +74,43 @@ static void add_delta(set *s, const char *at)
     conv->shape[0] = channels, conv->shape[1] = 1, conv->shape[2] = TAPS;
 }
 
+static void add_stack(set *s, const char *name, int64_t rows, int64_t columns)
+{
+    add(s, name, EXPERTS * rows, columns);
+    nbl__stored *t = &s->tensors[s->count - 1];
+    t->rank = 3;
+    t->shape[0] = EXPERTS, t->shape[1] = rows, t->shape[2] = columns;
+}
+
+/* Qwen3-MoE's tensors of single experts, or GPT-OSS's stacks with their biases. */
+static void add_experts(set *s, const char *at, bool stacks)
+{
+    static const char *const parts[] = {"gate", "up", "down"};
+    char name[128];
+#define NAME(suffix) (snprintf(name, sizeof name, "%s.%s", at, suffix), name)
+    if (stacks) {
+        add(s, NAME("mlp.router.weight"), EXPERTS, HIDDEN);
+        add(s, NAME("mlp.router.bias"), 0, EXPERTS);
+        add_stack(s, NAME("mlp.experts.gate_up_proj"), HIDDEN, 2 * EXPERT_INNER);
+        add(s, NAME("mlp.experts.gate_up_proj_bias"), EXPERTS, 2 * EXPERT_INNER);
+        add_stack(s, NAME("mlp.experts.down_proj"), EXPERT_INNER, HIDDEN);
+        add(s, NAME("mlp.experts.down_proj_bias"), EXPERTS, HIDDEN);
+        add(s, NAME("self_attn.sinks"), 0, HEADS);
+        add(s, NAME("self_attn.o_proj.bias"), 0, HIDDEN);
+        return;
+    }
+    add(s, NAME("mlp.gate.weight"), EXPERTS, HIDDEN);
+#undef NAME
+    for (int e = 0; e < EXPERTS; e++)
+        for (int k = 0; k < 3; k++) {
+            snprintf(name, sizeof name, "%s.mlp.experts.%d.%s_proj.weight", at, e, parts[k]);
+            add(s, name, k < 2 ? EXPERT_INNER : HIDDEN, k < 2 ? HIDDEN : EXPERT_INNER);
+        }
+}
+
 /* Llama, and with it Mistral; Qwen2's biases; Qwen3's norms of heads; Gemma 2's norms after the blocks;
  * Phi-3's fused matrices; Qwen3.5's two mixers; OLMo's norms behind the blocks; Cohere's one norm; Llama 4's
- * feed_forward. */
+ * feed_forward; experts. */
 static void add_layer(set *s, int kind, int layer)
 {
     char at[64], name[128];
@@ -89,24 +125,25 @@ static void add_layer(set *s, int kind, int layer)
         add(s, NAME("feed_forward.down_proj.weight"), HIDDEN, INNER);
         add(s, NAME("feed_forward.gate_proj.weight"), INNER, HIDDEN);
         add(s, NAME("feed_forward.up_proj.weight"), INNER, HIDDEN);
-    } else add(s, NAME("mlp.down_proj.weight"), HIDDEN, INNER);
+    } else if (kind >= 9) add_experts(s, at, kind == 10);
+    else add(s, NAME("mlp.down_proj.weight"), HIDDEN, INNER);
     if (kind == 4) {
         add(s, NAME("self_attn.qkv_proj.weight"), (HEADS + 2 * KV_HEADS) * DIM, HIDDEN);
         add(s, NAME("mlp.gate_up_proj.weight"), 2 * INNER, HIDDEN);
         return;
     }
-    if (kind != 8) add(s, NAME("mlp.gate_proj.weight"), INNER, HIDDEN);
-    if (kind != 8) add(s, NAME("mlp.up_proj.weight"), INNER, HIDDEN);
+    if (kind < 8) add(s, NAME("mlp.gate_proj.weight"), INNER, HIDDEN);
+    if (kind < 8) add(s, NAME("mlp.up_proj.weight"), INNER, HIDDEN);
     if (delta) return;
     add(s, NAME("self_attn.q_proj.weight"), (kind == 5 ? 2 : 1) * HEADS * DIM, HIDDEN);
     add(s, NAME("self_attn.k_proj.weight"), KV_HEADS * DIM, HIDDEN);
     add(s, NAME("self_attn.v_proj.weight"), KV_HEADS * DIM, HIDDEN);
-    if (kind == 1) {
+    if (kind == 1 || kind == 10) {
         add(s, NAME("self_attn.q_proj.bias"), 0, HEADS * DIM);
         add(s, NAME("self_attn.k_proj.bias"), 0, KV_HEADS * DIM);
         add(s, NAME("self_attn.v_proj.bias"), 0, KV_HEADS * DIM);
     }
-    if (kind == 2 || kind == 5) {
+    if (kind == 2 || kind == 5 || kind == 9) {
         add(s, NAME("self_attn.q_norm.weight"), 0, DIM);
         add(s, NAME("self_attn.k_norm.weight"), 0, DIM);
     }

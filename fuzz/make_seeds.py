@@ -189,6 +189,11 @@ for name, kind, more in (("llama", 0, {}), ("llama", 0, dict(rope_parameters=yar
                          ("granite", 0, dict(embedding_multiplier=2.0, residual_multiplier=0.3, attention_multiplier=0.5, logits_scaling=3.0)), ("olmo2", 6, {}),
                          ("olmo3", 6, dict(sliding_window=2, layer_types=kinds, rope_parameters=dict(full_attention=yarn, sliding_attention=dict(rope_type="default", rope_theta=50.0)))),
                          ("cohere2", 7, dict(sliding_window=2, layer_types=kinds, logit_scale=0.3, layer_norm_eps=1e-4)),
+                         ("qwen3_moe", 9, dict(num_experts=2, num_experts_per_tok=1, moe_intermediate_size=4, norm_topk_prob=True)),
+                         ("qwen3_moe", 9, dict(num_local_experts=2, num_experts_per_tok=2, moe_intermediate_size=4, mlp_only_layers=[], decoder_sparse_step=1)),
+                         ("gpt_oss", 10, dict(intermediate_size=4, num_local_experts=2, num_experts_per_tok=2, sliding_window=2, swiglu_limit=0.5, swiglu_alpha=2.0)),
+                         ("gpt_oss", 10, dict(intermediate_size=4, num_local_experts=2, num_experts_per_tok=1, layer_types=kinds, sliding_window=2, rope_scaling=yarn)),
+                         ("mixtral", 9, dict(num_local_experts=2, intermediate_size=4)),
                          ("qwen3_5_text", 5, dict(linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=4, linear_value_head_dim=3, linear_conv_kernel_dim=3,
                                                   partial_rotary_factor=0.5, layer_types=["linear_attention", "full_attention"]))):
     text = json.dumps(sizes | dict(model_type=name) | more)

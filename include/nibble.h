@@ -1912,7 +1912,7 @@ typedef struct nbl_rmsnorm {
     float offset; /* 0; 1 for Gemma */
     float scale;  /* of y; 0: 1 */
     nbl_norm_round round;
-    nbl_tensor x, w;
+    nbl_tensor x, w;         /* w is optional: without it, the factor is scale alone */
     nbl_tensor residual;     /* optional */
     nbl_tensor y;            /* forward's output */
     nbl_tensor residual_out; /* forward's output; only with a residual */

@@ -246,6 +246,9 @@ typedef struct nbl__build {
     nbl__value *conv_state, *delta_state;
     bool argmax;             /* the result is the index of the largest logit, not the logits */
     nbl__value loss, logits; /* results */
+    /* [layers] TRAIN: the offsets of each layer's experts (expert_order.h), results; 0: the layer has
+     * none. NULL: the model has none. */
+    nbl__value *expert_offsets;
     /* results with `argmax`: index of the largest logit, non-finite flag (argmax.h) */
     nbl__value best, non_finite;
     nbl__value hidden; /* [tokens, hidden]: the result of HIDDEN, the input of HEAD */

@@ -111,6 +111,7 @@ static nbl_status check_adapter(nbl__merge_job *m)
         const nbl__merged *t = &m->tensors[i];
         if (t->text) NBL_TRY(nbl__expert_tensor_list(&m->arena, &t->is, t->base, tensors, &count));
     }
+    NBL_TRY(nbl__peft_swap_experts(m->peft, m->checkpoint->config.model_type));
     NBL_TRY(nbl__peft_check_tensors(m->peft, tensors, count));
     return check_taken(m);
 }

@@ -111,7 +111,13 @@ static nbl_status visit_gradients(nbl__session *s, nbl_gradient_fn fn, void *use
         size_t bytes = (size_t)nbl__tensor_elements(&gradient) * nbl__size_of(gradient.dtype);
         NBL_TRY(nbl__memory_map_host(s->graph.ctx, nbl__plan_address(&s->plan, info->gradient), bytes, true,
                                      &gradient.data));
-        NBL_TRY(fn(user, info->name, &gradient));
+        /* under the name, and in the layout, that the adapter's file has */
+        nbl__arena arena = nbl__arena_make(s->graph.ctx);
+        const char *name = info->name;
+        nbl_status status = nbl__peft_file_tensor(&arena, s->model->peft, &name, &gradient);
+        if (status == NBL_OK) status = fn(user, name, &gradient);
+        nbl__arena_free(&arena);
+        NBL_TRY(status);
     }
     return NBL_OK;
 }

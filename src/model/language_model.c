@@ -410,6 +410,7 @@ static nbl_status check_adapter(nbl_model *m)
     int64_t count;
     NBL_TRY(give_own_head(m));
     NBL_TRY(list_tensors(m, &tensors, &count));
+    NBL_TRY(nbl__peft_swap_experts(m->peft, m->decoder.arch->model_type));
     NBL_TRY(nbl__peft_check_tensors(m->peft, tensors, count));
     NBL_CHECK(m->ctx, !m->peft->settings.lora_bias, NBL_ERROR_UNSUPPORTED, "%s: lora_bias is not supported",
               m->peft->folder);

@@ -122,4 +122,5 @@ void nbl__events_add(nbl__text *out, const nbl__record *r)
     add_scalar(out, r, "train/learning_rate", r->learning_rate);
     add_scalar(out, r, "train/tokens_per_second", r->tokens_per_second);
     add_scalar(out, r, "train/epoch", r->epoch);
+    if (r->expert_load > 0) add_scalar(out, r, "train/expert_load", r->expert_load);
 }

@@ -36,6 +36,7 @@ void nbl__record_print(nbl__text *out, const nbl__record *r)
         print_real(out, "tokens_per_second", r->tokens_per_second);
         nbl__text_printf(out, ", \"trained_tokens\": %" PRId64 ", \"memory_bytes\": %" PRIu64,
                          r->trained_tokens, r->memory_bytes);
+        if (r->expert_load > 0) print_real(out, "expert_load", r->expert_load);
     }
     if (r->best) nbl__text_printf(out, ", \"best\": true");
     print_real(out, "time", r->time);
@@ -97,7 +98,8 @@ static bool read_record(const nbl__json *it, nbl__record *r)
         !nbl__json_number(nbl__json_get(it, "memory_bytes"), &memory) || !(memory >= 0 && memory < 0x1p63))
         return false;
     r->memory_bytes = (uint64_t)memory;
-    return true;
+    const nbl__json *load = nbl__json_get(it, "expert_load");
+    return load == NULL || nbl__json_number(load, &r->expert_load);
 }
 
 /* Records that were added before an error stay. The caller closes the history then. */

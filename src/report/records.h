@@ -21,7 +21,9 @@ typedef struct nbl__record {
     double tokens_per_second; /* since the last record; all tokens, there is no padding */
     int64_t trained_tokens;   /* of the step */
     uint64_t memory_bytes;    /* as planned */
-    double time;              /* when it was added, in seconds since 1970 */
+    /* highest peak of the step (expert_load.h); 0: the model has no experts, and no key is written */
+    double expert_load;
+    double time; /* when it was added, in seconds since 1970 */
 } nbl__record;
 
 typedef struct nbl__records {

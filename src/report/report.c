@@ -255,6 +255,32 @@ static void put_memory(writer *w, const nbl__report *r)
     count(w, "layers", r->layers);
 }
 
+/* The tokens that each expert got in the steps of this process: {"top_k", "steps", "layers": [[layer,
+ * peak, [tokens of expert 0, 1, ...]], ...]}. null for a model without experts. */
+static void put_experts(writer *w, const nbl__report *r)
+{
+    const nbl__expert_load *load = r->expert_load;
+    key(w, "experts");
+    if (load == NULL || load->rows == 0) {
+        (void)nbl__json_word(w, "null");
+        return;
+    }
+    (void)nbl__json_open(w, '{');
+    count(w, "top_k", r->top_k);
+    count(w, "steps", r->step - r->first_step);
+    open_list(w, "layers");
+    for (int64_t row = 0; row < load->rows; row++) {
+        (void)nbl__json_item(w);
+        nbl__text_printf(w->to, "[%" PRId64 ",%.4f,[", load->layers[row],
+                         nbl__expert_load_row_peak(load, load->run, row));
+        for (int64_t e = 0; e < load->experts; e++)
+            nbl__text_printf(w->to, "%s%" PRIu64, e ? "," : "", load->run[row * load->experts + e]);
+        nbl__text_add(w->to, "]]", 2);
+    }
+    close_list(w);
+    (void)nbl__json_close(w, '}');
+}
+
 /* Counts of the data. Rows that depend on a key of the run are shown if the key is set. */
 static void put_data(writer *w, const nbl__report *r)
 {
@@ -322,6 +348,7 @@ static void put_facts(writer *w, const nbl__report *r)
     nbl__report_series(w, r);
     put_samples(w, r);
     put_memory(w, r);
+    put_experts(w, r);
     put_data(w, r);
     put_machine(w, r);
     put_configuration(w, r);

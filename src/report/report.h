@@ -11,6 +11,7 @@
 #define NBL_REPORT_H
 
 #include "base/json/json_write.h"
+#include "report/expert_load.h"
 #include "report/records.h"
 #include "report/samples.h"
 
@@ -28,6 +29,9 @@ typedef struct nbl__report {
     const char *weights; /* format or dtype of the weights: "nf4", "bf16" */
     const char *compute; /* dtype of activations */
     int64_t parameters, trained_parameters;
+
+    const nbl__expert_load *expert_load; /* NULL: not counted */
+    int64_t top_k;                       /* experts that a token goes to; 0: there are none */
 
     nbl__data_counts data;
     int64_t held_back; /* validation examples */

@@ -35,12 +35,19 @@ static double throughput(const nbl__record *r)
     return r->tokens_per_second;
 }
 
+/* NaN, which is no point, for a record without it. */
+static double expert_load(const nbl__record *r)
+{
+    return r->expert_load > 0 ? r->expert_load : (double)NAN;
+}
+
 static const series all_series[] = {
     {"loss", false, loss},
     {"eval_loss", true, loss},
     {"grad_norm", false, grad_norm},
     {"learning_rate", false, learning_rate},
     {"tokens_per_second", false, throughput},
+    {"expert_load", false, expert_load},
 };
 enum { SERIES = sizeof all_series / sizeof *all_series };
 

@@ -122,12 +122,13 @@ nbl_status nbl__best_resume(nbl_context *ctx, const nbl__run_config *c, const ch
 
 /* ---- result ---- */
 
-nbl_status nbl__best_load(nbl__optimizer *o, const nbl__run_config *c, const nbl__run_state *s)
+nbl_status nbl__best_load(nbl__optimizer *o, const nbl__peft *peft, const nbl__run_config *c,
+                          const nbl__run_state *s)
 {
     nbl__arena arena = nbl__arena_make(o->ctx);
     const char *folder = nbl__checkpoint_folder(&arena, c->output_dir, s->best_step);
     nbl_status status = folder ? check(o->ctx, folder, s) : NBL_ERROR_MEMORY;
-    if (status == NBL_OK) status = nbl__result_load(o, folder, !c->full);
+    if (status == NBL_OK) status = nbl__result_load(o, folder, peft);
     if (status == NBL_ERROR_FORMAT || status == NBL_ERROR_NOT_FOUND)
         nbl__hint(o->ctx, status, "nibble train %s --resume goes on from the newest checkpoint that is whole",
                   c->file);

@@ -30,7 +30,7 @@ nbl_status nbl__best_resume(nbl_context *ctx, const nbl__run_config *config, con
                             nbl__run_state *state);
 /* Overwrites the masters with those of the best step's checkpoint. Fails if that checkpoint is
  * not whole. */
-nbl_status nbl__best_load(nbl__optimizer *trained, const nbl__run_config *config,
+nbl_status nbl__best_load(nbl__optimizer *trained, const nbl__peft *peft, const nbl__run_config *config,
                           const nbl__run_state *state);
 
 #endif

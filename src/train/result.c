@@ -56,6 +56,19 @@ static nbl_status find_part(nbl__arena *arena, const nbl__optimizer *o, const ch
     return on_host(arena, found, tensor);
 }
 
+/* A and B as the file has them (nbl__peft_swap_experts). */
+static nbl_status swap_parts(nbl__arena *arena, const nbl__peft *peft, nbl__peft_new_module *module)
+{
+    nbl_tensor a = module->a;
+    const char *a_name = nbl__arena_printf(arena, "%s.lora_A.weight", module->stem);
+    const char *b_name = nbl__arena_printf(arena, "%s.lora_B.weight", module->stem);
+    if (a_name == NULL || b_name == NULL) return NBL_ERROR_MEMORY;
+    module->a = module->b;
+    module->b = a;
+    NBL_TRY(nbl__peft_file_tensor(arena, peft, &b_name, &module->a));
+    return nbl__peft_file_tensor(arena, peft, &a_name, &module->b);
+}
+
 /* Describes the adapter for nbl__peft_put: A, B and magnitude by module, then every other
  * trained tensor as a replacement of a base tensor. */
 static nbl_status describe(nbl__arena *arena, const nbl__peft *peft, const nbl__optimizer *o,
@@ -77,6 +90,7 @@ static nbl_status describe(nbl__arena *arena, const nbl__peft *peft, const nbl__
         modules[i].is_experts = peft->modules[i].experts > 0;
         NBL_TRY(find_part(arena, o, modules[i].stem, "lora_A.weight", &modules[i].a));
         NBL_TRY(find_part(arena, o, modules[i].stem, "lora_B.weight", &modules[i].b));
+        if (peft->modules[i].swapped) NBL_TRY(swap_parts(arena, peft, &modules[i]));
         if (peft->settings.dora)
             NBL_TRY(find_part(arena, o, modules[i].path, "lora_magnitude_vector", &modules[i].magnitude));
     }
@@ -215,32 +229,49 @@ static const nbl_tensor_info *stored_as(const nbl_checkpoint *c, const char *pre
     return NULL;
 }
 
-/* Copies each master from the checkpoint and gives its mapped pages back. */
-static nbl_status load_masters(nbl__optimizer *o, nbl_checkpoint *c, const char *prefix)
+/* Copies each master from the checkpoint and gives its mapped pages back. peft: of an adapter's file;
+ * else NULL. */
+static nbl_status load_masters(nbl__optimizer *o, nbl_checkpoint *c, const char *prefix,
+                               const nbl__peft *peft)
 {
     for (int64_t i = 0; i < o->count; i++) {
         const nbl_tensor *master = &o->tensors[i].adam.p;
-        NBL_TRY(nbl__progress_poll(o->ctx, o->tensors[i].name));
-        const nbl_tensor_info *t = stored_as(c, prefix, o->tensors[i].name);
+        const char *name = o->tensors[i].name;
+        NBL_TRY(nbl__progress_poll(o->ctx, name));
+        const nbl__peft_module *m = peft ? nbl__peft_find_parameter(peft, name) : NULL;
+        bool swapped = m && m->swapped, is_a = nbl__ends_with(name, ".lora_A.weight");
+        if (swapped) name = nbl__arena_printf(&c->arena, "%s.lora_%c.weight", m->stem, is_a ? 'B' : 'A');
+        if (name == NULL) return NBL_ERROR_MEMORY;
+        const nbl_tensor_info *t = stored_as(c, prefix, name);
         const nbl_weight *w = t ? &t->weight : NULL;
         NBL_CHECK(o->ctx,
                   w && w->format == NBL_FORMAT_DENSE && w->dtype == NBL_DTYPE_F32 &&
                       t->bytes == (uint64_t)nbl__tensor_elements(master) * sizeof(float),
                   NBL_ERROR_FORMAT, "%s: no f32 tensor \"%s%s\" of this model", c->path, prefix,
                   o->tensors[i].name);
-        NBL_TRY(nbl__memory_write(o->ctx, master->data, w->data, t->bytes));
+        const void *values = w->data;
+        if (swapped) {
+            float *read = nbl__arena_alloc(&c->arena, t->bytes),
+                  *other = nbl__arena_alloc(&c->arena, t->bytes);
+            if (read == NULL || other == NULL) return NBL_ERROR_MEMORY;
+            memcpy(read, w->data, t->bytes);
+            nbl__peft_swap_matrix(read, !is_a, m->experts, m->r, master->shape[is_a ? 1 : 0], other);
+            values = other;
+        }
+        NBL_TRY(nbl__memory_write(o->ctx, master->data, values, t->bytes));
         nbl__checkpoint_drop(c, w->data, t->bytes);
     }
     return NBL_OK;
 }
 
-nbl_status nbl__result_load(nbl__optimizer *o, const char *folder, bool adapter)
+nbl_status nbl__result_load(nbl__optimizer *o, const char *folder, const nbl__peft *peft)
 {
+    bool adapter = peft != NULL;
     nbl__arena arena = nbl__arena_make(o->ctx);
     nbl_checkpoint *c = NULL;
     const char *path = nbl__arena_printf(&arena, "%s%s", folder, adapter ? "/adapter_model.safetensors" : "");
     nbl_status status = path ? nbl_checkpoint_open(o->ctx, path, NBL_OPEN_STRICT, &c) : NBL_ERROR_MEMORY;
-    if (status == NBL_OK) status = load_masters(o, c, adapter ? "base_model.model." : "");
+    if (status == NBL_OK) status = load_masters(o, c, adapter ? "base_model.model." : "", peft);
     nbl_checkpoint_close(c);
     nbl__arena_free(&arena);
     return status;

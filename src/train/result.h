@@ -17,9 +17,9 @@ nbl_status nbl__result_write(nbl__session *session, const nbl__optimizer *traine
 /* Writes the same files into output_dir. Each file appears whole, the weights last. */
 nbl_status nbl__result_publish(nbl__session *session, const nbl__optimizer *trained,
                                const nbl__run_config *config, nbl_dtype dtype);
-/* Reads the masters from a folder that nbl__result_write wrote in f32. adapter: the folder holds
- * an adapter, else a whole model. NBL_ERROR_FORMAT: a trained tensor is missing, or is not f32
+/* Reads the masters from a folder that nbl__result_write wrote in f32. peft: the folder holds
+ * this adapter; NULL: a whole model. NBL_ERROR_FORMAT: a trained tensor is missing, or is not f32
  * of the same size. */
-nbl_status nbl__result_load(nbl__optimizer *trained, const char *folder, bool adapter);
+nbl_status nbl__result_load(nbl__optimizer *trained, const char *folder, const nbl__peft *peft);
 
 #endif

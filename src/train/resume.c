@@ -374,7 +374,7 @@ static nbl_status load(const nbl__run_parts *p, nbl__arena *arena, const char *f
     if (path == NULL) return NBL_ERROR_MEMORY;
     NBL_TRY(read_json(arena, path, TRAINER_STATE_LIMIT, &history));
     NBL_TRY(nbl__records_restore(p->records, path, nbl__json_get(history, "log_history")));
-    if (p->session->model->peft == NULL) NBL_TRY(nbl__result_load(p->optimizer, folder, false));
+    if (p->session->model->peft == NULL) NBL_TRY(nbl__result_load(p->optimizer, folder, NULL));
     return nbl__optimizer_load(p->optimizer, folder);
 }
 

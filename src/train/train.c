@@ -94,7 +94,8 @@ static nbl_status log_step(loop *l, const nbl__step_result *r)
                           .learning_rate = r->learning_rate,
                           .tokens_per_second = (double)l->tokens_since_log / fmax(at - l->logged_at, 1e-9),
                           .trained_tokens = r->trained,
-                          .memory_bytes = l->t.memory_bytes};
+                          .memory_bytes = l->t.memory_bytes,
+                          .expert_load = r->expert_load};
     NBL_TRY(nbl__records_add(&l->t.records, &record));
     state->loss_sum = 0;
     state->loss_steps = l->tokens_since_log = 0;
@@ -287,7 +288,7 @@ static nbl_status write_result(loop *l)
         nbl__log(t->ctx, NBL_LOG_WARNING,
                  "no step was evaluated, so none is the best: the result is step %" PRId64 ", the last one",
                  t->state.step);
-    if (result_step(t) != t->state.step) NBL_TRY(nbl__best_load(&t->optimizer, t->config, &t->state));
+    if (result_step(t) != t->state.step) NBL_TRY(nbl__best_load(&t->optimizer, t->model->peft, t->config, &t->state));
     NBL_TRY(nbl__result_publish(&t->session, &t->optimizer, t->config, t->stored));
     return write_config(t, true);
 }

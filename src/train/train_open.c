@@ -186,9 +186,21 @@ nbl_status nbl_run_make_plan(nbl_run *r, const char *model, int64_t tokens, int6
 
 /* ---- memory of a step outside the plan ---- */
 
+/* Prepares the counts of experts' tokens: a row per layer that has experts. */
+static nbl_status open_expert_load(nbl__trainer *t)
+{
+    const nbl__value *offsets = t->session.build.expert_offsets;
+    int64_t layers = offsets ? t->model->decoder.layers : 0, rows = 0;
+    for (int64_t i = 0; i < layers; i++) rows += offsets[i] != 0;
+    NBL_TRY(nbl__expert_load_make(&t->arena, rows, t->model->decoder.experts, &t->expert_load));
+    for (int64_t i = 0, row = 0; i < layers; i++)
+        if (offsets[i]) t->expert_load.layers[row++] = i;
+    return NBL_OK;
+}
+
 /* Allocates a step batch for the largest case. A step batch never spans two epochs, so it never
- * holds more micro-batches than there are examples. losses follow clipping in the same host memory.
- * */
+ * holds more micro-batches than there are examples. losses follow clipping in the same host memory,
+ * and loads follow losses. */
 static nbl_status open_step_batch(nbl__trainer *t, nbl__step_batch *w)
 {
     int64_t accumulation = nbl__min_i64(t->config->gradient_accumulation_steps,
@@ -200,9 +212,12 @@ static nbl_status open_step_batch(nbl__trainer *t, nbl__step_batch *w)
     w->sequences = nbl__arena_alloc(&t->arena, (size_t)w->max_sequences * sizeof *w->sequences);
     w->targets = nbl__arena_alloc(&t->arena, (size_t)w->max_sequences * sizeof *w->targets);
     w->starts = nbl__arena_alloc(&t->arena, (size_t)(accumulation + 1) * sizeof *w->starts);
-    w->result_bytes = sizeof *w->clipping + (size_t)accumulation * sizeof *w->losses;
+    int64_t loads = t->expert_load.rows * (t->expert_load.experts + 1);
+    w->result_bytes = sizeof *w->clipping +
+                      (size_t)accumulation * (sizeof *w->losses + (size_t)loads * sizeof *w->loads);
     w->clipping = nbl__memory_alloc_host(t->ctx, w->result_bytes);
     w->losses = (float *)(void *)(w->clipping + 1);
+    w->loads = (int32_t *)(void *)(w->losses + accumulation);
     return w->ids && w->labels && w->sequences && w->targets && w->starts && w->clipping ? NBL_OK
                                                                                          : NBL_ERROR_MEMORY;
 }
@@ -302,6 +317,7 @@ static nbl_status begin_run(nbl__trainer *t)
     if (t->model->peft && nbl__peft_is_new(t->model->peft)) NBL_TRY(nbl__init_adapter(&t->session, c->seed));
     NBL_TRY(nbl__optimizer_open(&t->session, c->adam8bit, &t->optimizer));
     t->step_batch = t->step_batches;
+    NBL_TRY(open_expert_load(t));
     for (int i = 0; i < 2; i++) NBL_TRY(open_step_batch(t, &t->step_batches[i]));
     t->records = (nbl__records){.ctx = t->ctx, .folder = c->output_dir};
     t->state = (nbl__run_state){.loss_scale = (nbl_dtype)c->compute == NBL_DTYPE_F16 ? 0x1p16 : 1,

@@ -111,6 +111,8 @@ void nbl__trainer_describe(nbl__trainer *t)
         .recompute = plan->recompute,
         .recomputed_layers = plan->recomputed_layers,
         .layers = t->model->decoder.layers,
+        .expert_load = &t->expert_load,
+        .top_k = t->model->decoder.top_k,
         .weights = storage_of(t->model, t->stored),
         .compute = nbl_dtype_name(t->model->dtype),
         .parameters = count_parameters(t->model),

@@ -110,6 +110,19 @@ static nbl_status write_inputs(nbl__trainer *t, const nbl__step_batch *w, int64_
     return NBL_OK;
 }
 
+/* Enqueues the copy of a micro-batch's experts' offsets to the host. */
+static nbl_status read_loads(nbl__trainer *t, const nbl__step_batch *w, int64_t b)
+{
+    const nbl__expert_load *load = &t->expert_load;
+    int64_t size = load->experts + 1;
+    for (int64_t row = 0; row < load->rows; row++)
+        NBL_TRY(nbl__memory_read_async(
+            t->ctx, &w->loads[(b * load->rows + row) * size],
+            nbl__plan_address(&t->session.plan, t->session.build.expert_offsets[load->layers[row]]),
+            (size_t)size * sizeof *w->loads));
+    return NBL_OK;
+}
+
 /* Enqueues forward and backward of the step batch's next micro-batch, and the copy of its loss to
  * the host. Clears the gradients before the step batch's first micro-batch. */
 static nbl_status enqueue_batch(nbl__trainer *t, nbl__step_batch *w)
@@ -121,6 +134,7 @@ static nbl_status enqueue_batch(nbl__trainer *t, nbl__step_batch *w)
     NBL_TRY(nbl__plan_enqueue(plan));
     NBL_TRY(nbl__memory_read_async(t->ctx, &w->losses[w->enqueued],
                                    nbl__plan_address(plan, t->session.build.loss), sizeof *w->losses));
+    NBL_TRY(read_loads(t, w, w->enqueued));
     w->enqueued++;
     return NBL_OK;
 }
@@ -149,6 +163,15 @@ static nbl_status add_losses(nbl__trainer *t, const nbl__step_batch *w, double *
         *loss += (double)w->losses[b];
     }
     return NBL_OK;
+}
+
+/* Adds the tokens of a finished step to the counts of its experts. */
+static void count_loads(nbl__trainer *t, const nbl__step_batch *w)
+{
+    nbl__expert_load *load = &t->expert_load;
+    nbl__expert_load_begin(load);
+    for (int64_t b = 0; b < w->batches; b++)
+        nbl__expert_load_add(load, w->loads + b * load->rows * (load->experts + 1));
 }
 
 /* Fills `w` with the step batch that starts at micro-batch `batch` of `epoch`. If that epoch is
@@ -262,6 +285,8 @@ nbl_status nbl__trainer_step(nbl__trainer *t, bool ahead, nbl__step_result *resu
                             nbl__schedule_factor(t->config, t->state.step, t->warmup, t->max_steps);
     NBL_TRY(run_step(t, ahead, result));
     grow_scale(t);
+    count_loads(t, t->step_batch);
+    result->expert_load = nbl__expert_load_peak(&t->expert_load, t->expert_load.step);
     result->tokens = t->step_batch->tokens;
     result->trained = t->step_batch->trained;
     t->state.step++;

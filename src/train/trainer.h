@@ -21,7 +21,7 @@
 /* The examples of one optimizer step, and what the device reports of the step. ids and labels hold
  * the sequences of all micro-batches one after the other; micro-batch b is
  * sequences[starts[b]] .. sequences[starts[b + 1] - 1]. All arrays belong to the trainer's arena,
- * except losses and clipping, which are one piece of host memory that a device can write. */
+ * except clipping, losses and loads, which are one piece of host memory that a device can write. */
 typedef struct nbl__step_batch {
     int32_t *ids, *labels;        /* [room] tokens */
     nbl_ids *sequences, *targets; /* [max_sequences], pointing into ids and labels */
@@ -33,8 +33,9 @@ typedef struct nbl__step_batch {
     int64_t enqueued;        /* micro-batches handed to the device so far, 0 .. batches */
     float *losses;           /* [accumulation] loss of each micro-batch, already divided */
     nbl__clipping *clipping; /* norm of the gradients, before losses in the same memory */
-    size_t result_bytes;     /* of clipping and losses together */
-    int64_t done;            /* event: the device has written clipping and losses */
+    int32_t *loads;          /* [accumulation, rows, experts + 1] of expert_load; behind losses */
+    size_t result_bytes;     /* of clipping, losses and loads together */
+    int64_t done;            /* event: the device has written clipping, losses and loads */
 } nbl__step_batch;
 
 typedef struct nbl__trainer {
@@ -62,6 +63,7 @@ typedef struct nbl__trainer {
     nbl__stale_checkpoints stale_checkpoints;
     int lock; /* descriptor that locks output_dir; -1: none */
     nbl__samples samples;
+    nbl__expert_load expert_load;
     nbl__report report;
 } nbl__trainer;
 
@@ -69,6 +71,7 @@ typedef struct nbl__step_result {
     /* loss: mean over the trained tokens of the step batch; grad_norm: before clipping */
     double loss, grad_norm, learning_rate;
     int64_t tokens, trained; /* all tokens; tokens whose label counts in the loss */
+    double expert_load;      /* the highest peak of a layer; 0: no experts */
 } nbl__step_result;
 
 /* ---- train_open.c ---- */

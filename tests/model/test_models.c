@@ -249,6 +249,8 @@ GOLDEN(qwen3_moe_is_as_transformers_has_it, "qwen3_moe", "bf16", "lora", "expert
 GOLDEN(an_nf4_state_per_expert_is_as_bitsandbytes_has_it, "qwen3_moe-mixed", NULL, "experts", NULL)
 GOLDEN(gpt_oss_is_as_transformers_has_it, "gpt_oss", "bf16", "lora", "experts")
 GOLDEN(gpt_oss_runs_on_its_own_four_bits, "gpt_oss-mxfp4", NULL, "experts", NULL)
+GOLDEN(qwen3_5_with_experts_is_as_transformers_has_it, "qwen3_5_moe", "bf16", "lora", "experts")
+GOLDEN(qwen3_next_with_fused_matrices_is_as_transformers_has_it, "qwen3_next", "bf16", "lora", "experts")
 GOLDEN(linear_rope_is_as_transformers_has_it, "rope-linear", "bf16", NULL, NULL)
 GOLDEN(llama3_rope_is_as_transformers_has_it, "rope-llama3", "bf16", NULL, NULL)
 GOLDEN(yarn_is_as_transformers_has_it, "rope-yarn", "bf16", NULL, NULL)
@@ -339,7 +341,7 @@ static void hostile_configs_are_refused_by_the_name_of_the_key(void **state)
         {"vocab_size", "2147483647", NBL_ERROR_FORMAT, "model.embed_tokens.weight"},
         {"rms_norm_eps", "NaN", NBL_ERROR_FORMAT, "rms_norm_eps is not a number"},
         {"rms_norm_eps", "-1", NBL_ERROR_FORMAT, "rms_norm_eps"},
-        {"hidden_act", "\"relu\"", NBL_ERROR_UNSUPPORTED, "hidden_act is \"relu\""},
+        {"hidden_act", "\"xielu\"", NBL_ERROR_UNSUPPORTED, "hidden_act is \"xielu\""},
         {"model_type", "\"mamba\"", NBL_ERROR_UNSUPPORTED, "model_type \"mamba\" is not known"},
         {"rope_theta", "0", NBL_ERROR_FORMAT, "theta"},
         {"rope_theta", "-Infinity", NBL_ERROR_FORMAT, "rope_theta"},
@@ -531,6 +533,8 @@ int main(void)
         cmocka_unit_test(an_nf4_state_per_expert_is_as_bitsandbytes_has_it),
         cmocka_unit_test(gpt_oss_is_as_transformers_has_it),
         cmocka_unit_test(gpt_oss_runs_on_its_own_four_bits),
+        cmocka_unit_test(qwen3_5_with_experts_is_as_transformers_has_it),
+        cmocka_unit_test(qwen3_next_with_fused_matrices_is_as_transformers_has_it),
         cmocka_unit_test(linear_rope_is_as_transformers_has_it),
         cmocka_unit_test(llama3_rope_is_as_transformers_has_it),
         cmocka_unit_test(yarn_is_as_transformers_has_it),

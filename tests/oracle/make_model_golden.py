@@ -29,7 +29,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Cohere2Config, Gemma2Config, Gemma3Config, Gemma3TextConfig, GptOssConfig, GraniteConfig,
                           Llama4TextConfig, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config,
-                          Phi3Config, Qwen2Config, Qwen2MoeConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
+                          Phi3Config, Qwen2Config, Qwen2MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SmolLM3Config)
 
 TARGET = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "data/models")
 HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -72,6 +72,9 @@ CASES = {
     "gemma3-vision": (Gemma3Config(text_config=gemma(), vision_config=VISION, mm_tokens_per_image=4), "bf16", ["lora"]),
     "phi3": (Phi3Config(**SIZES, sliding_window=4, rope_parameters=rope(theta=300.0)), "bf16", ["lora", "dora"]),
     "qwen3_5": (Qwen3_5TextConfig(**SIZES, **HYBRID, tie_word_embeddings=True, attention_bias=True), "bf16", ["lora", "dora"]),
+    "qwen3_5_moe": (Qwen3_5MoeTextConfig(**{k: v for k, v in SIZES.items() if k != "intermediate_size"}, **EXPERTS, **HYBRID, num_experts=5, shared_expert_intermediate_size=12),
+                    "bf16", ["lora", "experts"]),
+    "qwen3_next": (Qwen3NextConfig(**SIZES, **EXPERTS, **HYBRID, num_experts=5, shared_expert_intermediate_size=12, mlp_only_layers=[0]), "bf16", ["lora", "experts"]),
     "phi3-longrope": (Phi3Config(**{**SIZES, **dict(num_attention_heads=2, num_key_value_heads=1)}, original_max_position_embeddings=16,
                                  rope_parameters=rope("longrope", 300.0, partial_rotary_factor=.75, short_factor=[1.0, 1.1, 1.3], long_factor=[1.5, 4.0, 9.0])), "bf16", ["lora"]),
     "smollm3": (SmolLM3Config(**SIZES, no_rope_layer_interval=2, use_sliding_window=True, sliding_window=4, attention_bias=True, mlp_bias=True, rope_parameters=rope()), "bf16", ["lora"]),
@@ -257,7 +260,7 @@ def greedy(model, ids):
 
 def make_adapter(model, folder, kind, noise):
     text = r"model\.language_model\.layers\..*_proj" if hasattr(model.config, "text_config") else "all-linear"
-    if has_experts(model.config): text = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    if has_experts(model.config): text = ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkv", "in_proj_qkvz", "in_proj_z", "in_proj_a", "in_proj_b", "in_proj_ba", "out_proj"]
     more = {}
     if kind == "experts":
         router = "router" if model.config.model_type == "gpt_oss" else "gate"

@@ -548,6 +548,25 @@ static int teardown(void **state)
     return 0;
 }
 
+static void the_load_of_experts_is_shown(void **state)
+{
+    nbl_context *ctx = *state;
+    int64_t layers[] = {1, 3};
+    uint64_t run[] = {12, 4, 8, 0, 24, 0};
+    nbl__expert_load load = {.rows = 2, .experts = 3, .layers = layers, .run = run};
+    nbl__record item = record_of(1, 2);
+    item.expert_load = 3;
+    nbl__run_config config = usual_config();
+    nbl__records records = {.ctx = ctx, .items = &item, .count = 1};
+    nbl__report report = usual_report(&config, &records);
+    report.expert_load = &load;
+    nbl__text page = print_page(ctx, &report);
+    assert_non_null(strstr(page.text, "[1,1.5000,[12,4,8]]"));
+    assert_non_null(strstr(page.text, "[3,3.0000,[0,24,0]]"));
+    assert_non_null(strstr(page.text, "\"expert_load\": [[1,3,3]]"));
+    nbl__text_free(&page);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -556,6 +575,7 @@ int main(void)
         cmocka_unit_test(values_that_are_not_finite_are_left_out),
         cmocka_unit_test(long_runs_are_drawn_with_a_bounded_number_of_points_that_keep_the_extremes),
         cmocka_unit_test(names_and_texts_are_escaped),
+        cmocka_unit_test(the_load_of_experts_is_shown),
         cmocka_unit_test(very_long_texts_stay_whole),
         cmocka_unit_test(samples_change_no_bit_of_the_run),
         cmocka_unit_test(after_is_what_the_adapter_writes),

@@ -327,14 +327,18 @@ static void a_record_that_is_not_finite_is_null_and_comes_back(void **state)
     const nbl__json *root;
     nbl__text text = {.ctx = f->ctx};
     nbl__record record = {.evaluation = true, .step = 2, .loss = INFINITY};
+    nbl__record of_experts = {.step = 3, .loss = 1, .expert_load = 2.5};
     nbl__text_printf(&text, "{\"history\": [");
     nbl__record_print(&text, &record);
+    nbl__text_printf(&text, ",");
+    nbl__record_print(&text, &of_experts);
     nbl__text_printf(&text, "]}");
     assert_non_null(strstr(text.text, "\"eval_loss\": null"));
     assert_ok(f->ctx, nbl__json_parse(&arena, "history", text.text, text.size, NBL_JSON_STRICT, &root));
     nbl__records records = {.ctx = f->ctx};
     assert_ok(f->ctx, nbl__records_restore(&records, "history", nbl__json_get(root, "history")));
     assert_true(isnan(records.items[0].loss));
+    assert_true(records.items[0].expert_load == 0 && records.items[1].expert_load == 2.5);
     nbl__records_close(&records);
     nbl__text_free(&text);
     nbl__arena_free(&arena);

@@ -54,6 +54,7 @@ static void make_inputs(nbl__build *b)
         b->labels = input(b, "labels", NBL_DTYPE_I32, b->tokens);
         b->dloss = input(b, "dloss", NBL_DTYPE_F32, 1);
         b->denominator = input(b, "denominator", NBL_DTYPE_F32, 1);
+        if (b->d->experts) b->expert_offsets = per_layer(b);
     }
     if (b->mode == NBL_MODE_PREFILL) b->last = input(b, "last", NBL_DTYPE_I32, b->sequences);
     if (b->mode == NBL_MODE_DECODE) b->lengths = input(b, "lengths", NBL_DTYPE_I32, b->sequences);

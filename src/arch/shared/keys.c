@@ -138,8 +138,19 @@ static nbl_status read_act(nbl__config_keys *k, const char *key, nbl__decoder *d
     } acts[] = {{"silu", NBL_ACT_SILU},
                 {"swish", NBL_ACT_SILU},
                 {"gelu", NBL_ACT_GELU},
+                {"gelu_python", NBL_ACT_GELU},
                 {"gelu_pytorch_tanh", NBL_ACT_GELU_TANH},
-                {"gelu_tanh", NBL_ACT_GELU_TANH}};
+                {"gelu_python_tanh", NBL_ACT_GELU_TANH},
+                {"gelu_tanh", NBL_ACT_GELU_TANH},
+                /* the same formula under other names */
+                {"gelu_new", NBL_ACT_GELU_TANH},
+                {"gelu_fast", NBL_ACT_GELU_TANH},
+                {"gelu_accurate", NBL_ACT_GELU_TANH},
+                {"quick_gelu", NBL_ACT_QUICK_GELU},
+                {"relu", NBL_ACT_RELU},
+                {"relu2", NBL_ACT_RELU2},
+                {"sigmoid", NBL_ACT_SIGMOID},
+                {"tanh", NBL_ACT_TANH}};
     const nbl__json *it = nbl__key(k, key);
     if (it == NULL) return NBL_OK; /* absent: keep the default that the architecture has set */
     for (size_t i = 0; i < sizeof acts / sizeof *acts && it->type == NBL_JSON_STRING; i++)

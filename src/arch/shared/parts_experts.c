@@ -101,6 +101,10 @@ static nbl__value routed(nbl__build *b, nbl__value x, const nbl__expert_modules 
     nbl__router_options choice = {
         .dtype = b->dtype, .kind = d->router, .top_k = d->top_k, .round = d->router_round};
     nbl__routing to = nbl__build_router(b->g, full(b, names->router, "", node), logits, &choice);
+    if (b->expert_offsets && to.offsets) {
+        nbl__info(b->g, to.offsets)->kind = NBL_KIND_RESULT;
+        b->expert_offsets[b->g->layer] = to.offsets;
+    }
     bool nested = adapter_of(b, names->experts, ".down_proj", &unused);
     nbl__expert_values gate_up = values_of(b, names->experts, ".gate_up_proj", nested ? ".base_layer" : "",
                                            2 * d->expert_inner, d->hidden, &transposed[0]);

@@ -61,19 +61,22 @@
     OP(adamw, forward, ROW(adamw_cuda))                                                                      \
     OP(grad_norm, forward, ROW(grad_norm_cuda))                                                              \
     OP(offload_copy, forward, ROW(offload_copy_cuda))                                                        \
+    OP(sigmoid_gate, forward, ROW(sigmoid_gate_cuda))                                                        \
+    OP(sigmoid_gate, backward, ROW(sigmoid_gate_backward_cuda))                                              \
+    OP(gated_norm, forward, ROW(gated_norm_cuda))                                                            \
+    OP(gated_norm, backward, ROW(gated_norm_backward_cuda))                                                  \
+    OP(split_heads, forward, ROW(split_heads_cuda))                                                          \
+    OP(split_heads, backward, ROW(split_heads_backward_cuda))                                                \
+    OP(short_conv, forward, ROW(short_conv_cuda))                                                            \
+    OP(short_conv, backward, ROW(short_conv_backward_cuda))                                                  \
+    OP(short_conv_step, forward, ROW(short_conv_step_cuda))                                                  \
+    OP(gated_delta, forward, ROW(gated_delta_cuda))                                                          \
+    OP(gated_delta, backward, ROW(gated_delta_backward_cuda))                                                \
+    OP(gated_delta_step, forward, ROW(gated_delta_step_cuda))                                                \
     OP(argmax, forward, ROW(argmax_cuda))                                                                    \
     OP(router, forward, ROW(router_cuda))                                                                    \
     OP(router, backward, ROW(router_backward_cuda))                                                          \
-    OP(expert_order, forward, ROW(expert_order_cuda))                                                        \
-    OP(sigmoid_gate, forward, ROW(sigmoid_gate_cuda))                                                        \
-    OP(sigmoid_gate, backward, ROW(sigmoid_gate_backward_cuda))                                              \
-    OP(split_heads, forward, ROW(split_heads_cuda))                                                          \
-    OP(split_heads, backward, ROW(split_heads_backward_cuda))                                                \
-    OP(gated_norm, forward, ROW(gated_norm_cuda))                                                            \
-    OP(gated_norm, backward, ROW(gated_norm_backward_cuda))                                                  \
-    OP(short_conv, forward, ROW(short_conv_cuda))                                                            \
-    OP(short_conv, backward, ROW(short_conv_backward_cuda))                                                  \
-    OP(short_conv_step, forward, ROW(short_conv_step_cuda))
+    OP(expert_order, forward, ROW(expert_order_cuda))
 /* clang-format on */
 
 #define NBL_CUDA_DECLARE_ROWS(family, direction, rows) rows

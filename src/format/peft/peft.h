@@ -124,6 +124,7 @@ typedef struct nbl__peft_module {
     const char *stem;
     bool is_embedding;
     int64_t experts;    /* 0: no stack of experts */
+    bool swapped;       /* of experts: the file has A and B the other way round (nbl__peft_swap_experts) */
     int64_t r, in, out; /* in: of an embedding, the vocabulary */
     double alpha, scale;
     const nbl__stored *a;         /* [r, in]; of experts [experts · r, in], expert by expert */
@@ -245,6 +246,21 @@ nbl_status nbl__peft_name_experts(nbl__peft *peft, nbl__peft_module *module);
  * PEFT does while it loads them: A of gate and up below each other with rank 2r, B block-diagonal.
  * Call it with the modules sorted and checked. */
 nbl_status nbl__peft_join_experts(nbl__peft *peft);
+/* PEFT takes the stacks of some models for [experts, out, in] although they are [experts, in, out]
+ * (Llama 4). A of the file is then [experts · r, out] and B [in, r · experts]. This gives the modules of
+ * an opened adapter A and B as everywhere else, or marks those of a new one. Does nothing for other
+ * models. model_type: NULL is none of them. */
+nbl_status nbl__peft_swap_experts(nbl__peft *peft, const char *model_type);
+/* The matrix [rows of experts · r, n] as [n, r · experts], or the other way round: A of the one as B of the
+ * other. f32; `to` has as many elements. */
+void nbl__peft_swap_matrix(const float *from, bool rows_first, int64_t experts, int64_t r, int64_t n,
+                           float *to);
+/* The module that a parameter of the graph belongs to by its name; NULL: none. */
+const nbl__peft_module *nbl__peft_find_parameter(const nbl__peft *peft, const char *name);
+/* The tensor of the file that holds a swapped parameter: its name, which has lora_B for lora_A, and shape,
+ * with values in the arena. Any other parameter is *tensor and `name` themselves. */
+nbl_status nbl__peft_file_tensor(nbl__arena *arena, const nbl__peft *peft, const char **name,
+                                 nbl_tensor *tensor);
 /* Sets the stem of the stacks of a new adapter. */
 nbl_status nbl__peft_stem_experts(nbl__peft *peft);
 /* Changes settings for a new adapter of a model whose experts were linear layers in transformers 4,

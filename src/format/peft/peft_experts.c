@@ -222,6 +222,77 @@ nbl_status nbl__peft_join_experts(nbl__peft *p)
     return nbl__peft_stem_experts(p);
 }
 
+/* ---- stacks that PEFT takes for another orientation ---- */
+
+void nbl__peft_swap_matrix(const float *from, bool rows_first, int64_t experts, int64_t r, int64_t n,
+                           float *to)
+{
+    for (int64_t e = 0; e < experts; e++)
+        for (int64_t j = 0; j < r; j++)
+            for (int64_t i = 0; i < n; i++) {
+                int64_t row = (e * r + j) * n + i, column = i * r * experts + j * experts + e;
+                if (rows_first) to[column] = from[row];
+                else to[row] = from[column];
+            }
+}
+
+/* A stored factor, which is A or B, as the other one. */
+static nbl_status swap_stored(nbl__peft *p, const nbl__peft_module *m, const nbl__stored *from,
+                              bool rows_first, const nbl__stored **to)
+{
+    int64_t wide = m->r * m->experts, n = from->shape[rows_first ? 1 : 0];
+    float *values, *read = nbl__arena_alloc(&p->arena, (size_t)(wide * n) * sizeof *read);
+    nbl__stored *made = new_tensor(p, from, rows_first ? n : wide, rows_first ? wide : n, &values);
+    if (read == NULL || made == NULL) return NBL_ERROR_MEMORY;
+    nbl__to_f32(nbl__isa(p->ctx), from->dtype, from->data, read, wide * n);
+    nbl__peft_swap_matrix(read, rows_first, m->experts, m->r, n, values);
+    *to = made;
+    return NBL_OK;
+}
+
+nbl_status nbl__peft_swap_experts(nbl__peft *p, const char *model_type)
+{
+    bool swaps = model_type && (strcmp(model_type, "llama4_text") == 0 || strcmp(model_type, "llama4") == 0);
+    for (int64_t i = 0; swaps && i < p->module_count; i++) {
+        nbl__peft_module *m = &p->modules[i];
+        if (m->experts == 0 || m->swapped) continue;
+        m->swapped = true;
+        if (nbl__peft_is_new(p) || m->a == NULL || m->b == NULL) continue;
+        const nbl__stored *a, *b;
+        NBL_TRY(swap_stored(p, m, m->b, false, &a));
+        NBL_TRY(swap_stored(p, m, m->a, true, &b));
+        m->a = a, m->b = b;
+        m->in = a->shape[1], m->out = b->shape[0];
+    }
+    return NBL_OK;
+}
+
+const nbl__peft_module *nbl__peft_find_parameter(const nbl__peft *p, const char *name)
+{
+    for (int64_t i = 0; i < p->module_count; i++) {
+        size_t n = strlen(p->modules[i].stem);
+        if (strncmp(p->modules[i].stem, name, n) == 0 && strncmp(name + n, ".lora_", 6) == 0)
+            return &p->modules[i];
+    }
+    return NULL;
+}
+
+nbl_status nbl__peft_file_tensor(nbl__arena *arena, const nbl__peft *p, const char **name, nbl_tensor *t)
+{
+    const nbl__peft_module *m = p ? nbl__peft_find_parameter(p, *name) : NULL;
+    if (m == NULL || !m->swapped) return NBL_OK;
+    bool is_a = nbl__ends_with(*name, ".lora_A.weight");
+    int64_t wide = m->r * m->experts, n = t->shape[is_a ? 1 : 0];
+    float *values = nbl__arena_alloc(arena, (size_t)(wide * n) * sizeof *values);
+    *name = nbl__arena_printf(arena, "%s.lora_%c.weight", m->stem, is_a ? 'B' : 'A');
+    if (values == NULL || *name == NULL) return NBL_ERROR_MEMORY;
+    nbl__peft_swap_matrix(t->data, is_a, m->experts, m->r, n, values);
+    t->shape[0] = is_a ? n : wide;
+    t->shape[1] = is_a ? wide : n;
+    t->data = values;
+    return NBL_OK;
+}
+
 /* ---- settings of a new adapter ---- */
 
 /* The parameter that a linear layer of transformers 4 became. */

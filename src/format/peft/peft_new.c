@@ -145,6 +145,7 @@ nbl_status nbl__peft_new(nbl_context *ctx, const char *where, const char *model_
     }
     qsort(p->modules, (size_t)p->module_count, sizeof *p->modules, by_path);
     NBL_GO(nbl__peft_stem_experts(p));
+    NBL_GO(nbl__peft_swap_experts(p, model_type));
     *out = p;
     return NBL_OK;
 done:

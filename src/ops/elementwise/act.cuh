@@ -21,12 +21,35 @@ __device__ inline float logistic(float x)
     return __fdividef(1.0f, 1.0f + __expf(-x));
 }
 
-/* Returns act(x) = x · share, and the derivative in *slope. SHORT: the result is rounded to 16
+/* The activations of act_rare.h. */
+__device__ inline float rare_activation(int act, float x, float *slope)
+{
+    float positive = x < 0 ? 0.0f : x, s;
+    switch (act) {
+    case NBL_ACT_RELU: *slope = x > 0; return positive;
+    case NBL_ACT_RELU2: *slope = 2 * positive; return positive * positive;
+    case NBL_ACT_QUICK_GELU:
+        s = logistic(1.702f * x);
+        *slope = s * fmaf(1.702f * fminf(fmaxf(x, -100.0f), 100.0f), 1 - s, 1.0f);
+        return x * s;
+    case NBL_ACT_SIGMOID:
+        s = logistic(x);
+        *slope = s * (1 - s);
+        return s;
+    default: s = tanhf(x); *slope = fmaf(-s, s, 1.0f); return s;
+    }
+}
+
+enum { ACT_RARE = -2 }; /* ACT of a kernel's copy that the rare activations share */
+
+/* rare: which one, if ACT is ACT_RARE. Returns act(x) = x · share, and the derivative in *slope. SHORT: the result is rounded to 16
  * bits, so erfc may be Abramowitz and Stegun's 7.1.26 with an error of at most 1.5e-7. As on the
  * CPU, the slope's correction uses x limited to ±40: beyond that the correction is 0, and an
  * infinite x would make it NaN. */
-template <int ACT, bool SHORT = false> __device__ inline float activation(float x, float *slope)
+template <int ACT, bool SHORT = false>
+__device__ inline float activation(float x, float *slope, int rare = NBL_ACT_RELU)
 {
+    if (ACT == ACT_RARE) return rare_activation(rare, x, slope);
     float near = fminf(fmaxf(x, -40.0f), 40.0f), share;
     if (ACT == NBL_ACT_SILU) {
         share = logistic(x);

@@ -167,7 +167,8 @@ const nbl__family nbl__scale_family = {
 
 /* ---- gated ---- */
 
-const char *const nbl__act_words[] = {"silu", "gelu", "gelu_tanh", NULL};
+const char *const nbl__act_words[] = {"silu",       "gelu",    "gelu_tanh", "relu", "relu2",
+                                      "quick_gelu", "sigmoid", "tanh",      NULL};
 
 static nbl_status infer_gated(nbl_context *ctx, void *arguments)
 {

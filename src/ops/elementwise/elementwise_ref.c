@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "ops/elementwise/act_rare.h"
 #include "ops/ref.h"
 
 static nbl_status run_add(const nbl__call *call, const void *arguments)
@@ -73,6 +74,7 @@ static double activation(nbl__act act, double x, double *slope)
 {
     const double a = 0.044715, b = sqrt(2 / M_PI);
     double near = x > 40 ? 40 : x < -40 ? -40 : x;
+    if (nbl__act_is_rare(act)) return nbl__act_rare(act, x, slope);
     if (act == NBL_ACT_SILU) {
         double s = 1 / (1 + exp(-x));
         *slope = s * (1 + near * (1 - s));

@@ -25,6 +25,7 @@ struct gates {
     const void *gate, *up, *dh;
     void *h, *dgate, *dup; /* dgate and dup may be NULL */
     int64_t n;
+    int act; /* nbl__act */
 };
 
 /* COUNT runs of N elements, THREADS · N apart. All are loaded before the first is stored, so a
@@ -45,7 +46,7 @@ __device__ void gate_runs(const gates &a, int64_t first)
         int64_t i = first + k * THREADS * N;
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            float value = activation<ACT, sizeof(T) == 2>(gate[k][j], &slope);
+            float value = activation<ACT, sizeof(T) == 2>(gate[k][j], &slope, a.act);
             if (BACKWARD) {
                 gate[k][j] = dh[k][j] * up[k][j] * slope;
                 up[k][j] = dh[k][j] * value;
@@ -144,7 +145,7 @@ template <bool BACKWARD> nbl_status run(const nbl__call *call, const void *argum
 {
     const nbl__gated *a = static_cast<const nbl__gated *>(arguments);
     gates g = {a->gate.data, a->up.data, BACKWARD ? a->dh.data : nullptr, BACKWARD ? nullptr : a->h.data,
-               nullptr,      nullptr,    nbl__tensor_elements(&a->gate)};
+               nullptr,      nullptr,    nbl__tensor_elements(&a->gate), a->act};
     if (BACKWARD) {
         g.dgate = a->dgate.data;
         g.dup = a->dup.data;
@@ -156,12 +157,16 @@ template <bool BACKWARD> nbl_status run(const nbl__call *call, const void *argum
             NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, NBL_ACT_SILU, BACKWARD>(call, g, s)));
         else if (a->act == NBL_ACT_GELU)
             NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, NBL_ACT_GELU, BACKWARD>(call, g, s)));
-        else NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, NBL_ACT_GELU_TANH, BACKWARD>(call, g, s)));
+        else if (a->act == NBL_ACT_GELU_TANH)
+            NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, NBL_ACT_GELU_TANH, BACKWARD>(call, g, s)));
+        else NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, ACT_RARE, BACKWARD>(call, g, s)));
         return launched(call);
     }
     if (a->act == NBL_ACT_SILU) NBL_BY_DTYPE(a->dtype, T, (launch<T, NBL_ACT_SILU, BACKWARD>(call, g)));
     else if (a->act == NBL_ACT_GELU) NBL_BY_DTYPE(a->dtype, T, (launch<T, NBL_ACT_GELU, BACKWARD>(call, g)));
-    else NBL_BY_DTYPE(a->dtype, T, (launch<T, NBL_ACT_GELU_TANH, BACKWARD>(call, g)));
+    else if (a->act == NBL_ACT_GELU_TANH)
+        NBL_BY_DTYPE(a->dtype, T, (launch<T, NBL_ACT_GELU_TANH, BACKWARD>(call, g)));
+    else NBL_BY_DTYPE(a->dtype, T, (launch<T, ACT_RARE, BACKWARD>(call, g)));
     return launched(call);
 }
 

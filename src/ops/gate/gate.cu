@@ -1,10 +1,18 @@
-/* gate.cu - sigmoid_gate and split_heads. See sigmoid_gate.h and split_heads.h.
+/* gate.cu - sigmoid_gate, gated_norm and split_heads on the device, and their backwards. See
+ * sigmoid_gate.h, gated_norm.h and split_heads.h.
  *
- * A block per row; neighbouring threads have neighbouring elements. Bytes: each input once, each output once. Limit:
- * memory. */
+ *     sigmoid_gate    a block per row
+ *     gated_norm      a warp per head: its sum, then its results from the cache
+ *                     dw: each warp adds its heads to a row of sums; then the rows are added in order
+ *     split_heads     a thread per element of x
+ *
+ * Single elements are loaded, so no alignment is needed. Bytes: every tensor once, x of gated_norm
+ * twice. Limit: memory. */
+#include "ops/elementwise/act.cuh"
 #include "ops/common/load.cuh"
 
 extern "C" {
+#include "ops/gate/gated_norm.h"
 #include "ops/gate/sigmoid_gate.h"
 #include "ops/gate/split_heads.h"
 }
@@ -14,139 +22,224 @@ using namespace nbl_cuda;
 namespace
 {
 
-enum { THREADS = 256 };
+enum { THREADS = 256, WARPS = THREADS / 32, SUMS = 64 }; /* SUMS: blocks that sum dw */
 
-/* A tensor's rows; data NULL: it is not there. */
-template <typename T> struct rows_of {
-    T *data;
-    int64_t step;
-    __device__ T *at(int64_t row) const
-    {
-        return data + row * step;
-    }
+/* A tensor of rows; NULL if it is not wanted. */
+struct rows_of {
+    void *at;
+    int64_t stride;
 };
-template <typename T> rows_of<T> rows(const nbl_tensor *t)
+
+rows_of rows(const nbl_tensor *t)
 {
-    return {static_cast<T *>(t->data), nbl__row_stride(t)};
+    return {t->data, nbl__row_stride(t)};
 }
 
-__device__ inline float sigmoid(float x)
+template <typename T> __device__ inline float get(const rows_of &t, int64_t row, int64_t i)
 {
-    return 1 / (1 + expf(-x));
+    return to_f32(static_cast<const T *>(t.at)[row * t.stride + i]);
 }
 
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    gate_kernel(rows_of<T> x, rows_of<T> gate, rows_of<T> y, int64_t columns, bool one)
+template <typename T> __device__ inline void put(const rows_of &t, int64_t row, int64_t i, float value)
 {
-    for (int64_t i = threadIdx.x; i < columns; i += THREADS) {
-        float s = sigmoid(to_f32(gate.at(blockIdx.x)[one ? 0 : i]));
-        y.at(blockIdx.x)[i] = from_f32<T>(to_f32(x.at(blockIdx.x)[i]) * s);
-    }
+    if (t.at) static_cast<T *>(t.at)[row * t.stride + i] = from_f32<T>(value);
 }
 
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    gate_backward_kernel(rows_of<T> x, rows_of<T> gate, rows_of<T> dy, rows_of<T> dx, rows_of<T> dgate,
-                         int64_t columns, bool one)
+/* ---- sigmoid_gate ---- */
+
+struct gate_job {
+    rows_of x, gate, y, dy, dx, dgate;
+    int64_t columns;
+    bool one; /* one gate for a whole row */
+};
+
+template <typename T, bool BACKWARD> __global__ void __launch_bounds__(THREADS) gate_rows(gate_job a)
 {
+    int64_t row = blockIdx.x;
     float sum[1] = {0};
-    for (int64_t i = threadIdx.x; i < columns; i += THREADS) {
-        float g = to_f32(gate.at(blockIdx.x)[one ? 0 : i]), s = sigmoid(g), d = to_f32(dy.at(blockIdx.x)[i]);
-        float slope = d * to_f32(x.at(blockIdx.x)[i]) * s * sigmoid(-g);
-        if (dx.data) dx.at(blockIdx.x)[i] = from_f32<T>(d * s);
-        if (one) sum[0] += slope;
-        else if (dgate.data) dgate.at(blockIdx.x)[i] = from_f32<T>(slope);
+    for (int64_t i = threadIdx.x; i < a.columns; i += THREADS) {
+        float g = get<T>(a.gate, row, a.one ? 0 : i), x = get<T>(a.x, row, i), s = logistic(g);
+        if (!BACKWARD) {
+            put<T>(a.y, row, i, x * s);
+            continue;
+        }
+        float d = get<T>(a.dy, row, i) * s, rest = d * x * logistic(-g);
+        put<T>(a.dx, row, i, d);
+        if (a.one) sum[0] += rest;
+        else put<T>(a.dgate, row, i, rest);
     }
-    if (!one || dgate.data == nullptr) return;
-    block_sums<float>(sum);
-    if (threadIdx.x == 0) dgate.at(blockIdx.x)[0] = from_f32<T>(sum[0]);
+    if (!BACKWARD || !a.one) return;
+    block_sums(sum);
+    if (threadIdx.x == 0) put<T>(a.dgate, row, 0, sum[0]);
 }
 
-nbl_status run_gate(const nbl__call *call, const void *arguments)
+template <bool BACKWARD> nbl_status run_gate(const nbl__call *call, const void *arguments)
 {
     const nbl__sigmoid_gate *a = static_cast<const nbl__sigmoid_gate *>(arguments);
+    gate_job j = {rows(&a->x),   rows(&a->gate),       BACKWARD ? rows_of{} : rows(&a->y), {}, {}, {},
+                  a->x.shape[1], a->gate.shape[1] == 1};
+    if (BACKWARD) j.dy = rows(&a->dy), j.dx = rows(&a->dx), j.dgate = rows(&a->dgate);
     unsigned blocks = static_cast<unsigned>(a->x.shape[0]);
-    if (blocks == 0 || a->x.shape[1] == 0) return NBL_OK;
-    NBL_BY_DTYPE(a->dtype, T,
-                 (gate_kernel<T><<<blocks, THREADS, 0, stream_of(call)>>>(rows<T>(&a->x), rows<T>(&a->gate),
-                                                                          rows<T>(&a->y), a->x.shape[1],
-                                                                          a->gate.shape[1] == 1)));
+    if (blocks == 0 || j.columns == 0) return NBL_OK;
+    NBL_BY_DTYPE(a->dtype, T, (gate_rows<T, BACKWARD><<<blocks, THREADS, 0, stream_of(call)>>>(j)));
     return launched(call);
 }
 
-nbl_status run_gate_backward(const nbl__call *call, const void *arguments)
-{
-    const nbl__sigmoid_gate *a = static_cast<const nbl__sigmoid_gate *>(arguments);
-    unsigned blocks = static_cast<unsigned>(a->x.shape[0]);
-    if (blocks == 0 || a->x.shape[1] == 0) return NBL_OK;
-    NBL_BY_DTYPE(a->dtype, T,
-                 (gate_backward_kernel<T><<<blocks, THREADS, 0, stream_of(call)>>>(
-                     rows<T>(&a->x), rows<T>(&a->gate), rows<T>(&a->dy), rows<T>(&a->dx), rows<T>(&a->dgate),
-                     a->x.shape[1], a->gate.shape[1] == 1)));
-    return launched(call);
-}
+/* ---- gated_norm ---- */
 
-/* ---- heads ---- */
-
-struct heads_of {
-    int64_t heads, width, widths[NBL_SPLIT_PARTS], front; /* of a head; front: the widths' sum */
+struct norm_job {
+    rows_of x, gate, y, dy, dx, dgate; /* rows: tokens */
+    const void *w;
+    nbl_dtype w_dtype;
+    int64_t heads, columns, count; /* count: tokens · heads */
+    float eps;
+    float *sums; /* [warps, columns]: dw by warp; NULL: not wanted */
 };
 
-/* Copies a row of x to its parts, or the parts to x. */
-template <typename T, bool BACKWARD>
-__global__ void __launch_bounds__(THREADS)
-    split_kernel(heads_of h, rows_of<T> x, rows_of<T> front, rows_of<T> rest)
+/* silu(g), and its derivative. */
+__device__ inline float silu(float g, float *slope)
 {
-    for (int64_t i = threadIdx.x; i < h.heads * h.width; i += THREADS) {
-        int64_t head = i / h.width, column = i % h.width, before = 0;
-        T *part = rest.at(blockIdx.x) + head * (h.width - h.front) + column - h.front;
-        for (int k = 0; k < NBL_SPLIT_PARTS && column < h.front; k++) {
-            if (column >= before && column < before + h.widths[k])
-                part = front.at(blockIdx.x) + h.heads * before + head * h.widths[k] + column - before;
-            before += h.widths[k];
+    return activation<NBL_ACT_SILU>(g, slope);
+}
+
+template <typename T, bool BACKWARD> __global__ void __launch_bounds__(THREADS) norm_heads(norm_job a)
+{
+    int lane = threadIdx.x % 32;
+    int64_t warp = blockIdx.x * int64_t{WARPS} + threadIdx.x / 32, warps = gridDim.x * int64_t{WARPS};
+    if (BACKWARD && a.sums)
+        for (int64_t i = lane; i < a.columns; i += 32) a.sums[warp * a.columns + i] = 0;
+    for (int64_t head = warp; head < a.count; head += warps) {
+        int64_t token = head / a.heads, at = head % a.heads * a.columns;
+        float sum = 0, dots = 0, slope;
+        for (int64_t i = lane; i < a.columns; i += 32) {
+            float x = get<T>(a.x, token, at + i);
+            sum = fmaf(x, x, sum);
         }
-        if (BACKWARD) x.at(blockIdx.x)[i] = *part;
-        else *part = x.at(blockIdx.x)[i];
+        float r = 1 / sqrtf(warp_sum(sum) / static_cast<float>(a.columns) + a.eps);
+        for (int64_t i = lane; i < a.columns; i += 32) {
+            float n = get<T>(a.x, token, at + i) * r, w = load_one(a.w, a.w_dtype, i);
+            float value = silu(get<T>(a.gate, token, at + i), &slope);
+            if (!BACKWARD) {
+                put<T>(a.y, token, at + i, w * n * value);
+                continue;
+            }
+            float d = get<T>(a.dy, token, at + i);
+            put<T>(a.dgate, token, at + i, d * w * n * slope);
+            dots = fmaf(d * w * value, n, dots);
+            if (a.sums) a.sums[warp * a.columns + i] += d * n * value;
+        }
+        if (!BACKWARD || a.dx.at == nullptr) continue;
+        float mean = warp_sum(dots) / static_cast<float>(a.columns);
+        for (int64_t i = lane; i < a.columns; i += 32) {
+            float n = get<T>(a.x, token, at + i) * r, value = silu(get<T>(a.gate, token, at + i), &slope);
+            float dn = get<T>(a.dy, token, at + i) * load_one(a.w, a.w_dtype, i) * value;
+            put<T>(a.dx, token, at + i, r * (dn - n * mean));
+        }
     }
 }
 
-template <bool BACKWARD>
-nbl_status split(const nbl__call *call, const nbl__split_heads *a, const nbl_tensor *x,
-                 const nbl_tensor *front, const nbl_tensor *rest)
+/* dw (+)= the rows of sums, in order. */
+__global__ void add_rows(const float *sums, int64_t count, int64_t columns, float *dw, bool accumulate)
 {
-    heads_of h = {a->heads, a->x.shape[1] / a->heads, {}, 0};
-    unsigned blocks = static_cast<unsigned>(a->x.shape[0]);
-    if (blocks == 0 || !nbl__has_data(x)) return NBL_OK;
-    for (int i = 0; i < NBL_SPLIT_PARTS; i++) h.widths[i] = a->widths[i], h.front += a->widths[i];
-    if (nbl__size_of(a->dtype) == 4)
-        split_kernel<uint32_t, BACKWARD><<<blocks, THREADS, 0, stream_of(call)>>>(
-            h, rows<uint32_t>(x), rows<uint32_t>(front), rows<uint32_t>(rest));
-    else
-        split_kernel<uint16_t, BACKWARD><<<blocks, THREADS, 0, stream_of(call)>>>(
-            h, rows<uint16_t>(x), rows<uint16_t>(front), rows<uint16_t>(rest));
+    int64_t i = blockIdx.x * int64_t{THREADS} + threadIdx.x;
+    if (i >= columns) return;
+    float sum = accumulate ? dw[i] : 0;
+    for (int64_t row = 0; row < count; row++) sum += sums[row * columns + i];
+    dw[i] = sum;
+}
+
+size_t norm_scratch(const nbl_context *, const void *arguments)
+{
+    const nbl__gated_norm *a = static_cast<const nbl__gated_norm *>(arguments);
+    return static_cast<size_t>(SUMS * WARPS * a->x.shape[2]) * sizeof(float);
+}
+
+template <bool BACKWARD> nbl_status run_norm(const nbl__call *call, const void *arguments)
+{
+    const nbl__gated_norm *a = static_cast<const nbl__gated_norm *>(arguments);
+    norm_job j = {};
+    j.x = rows(&a->x), j.gate = rows(&a->gate);
+    if (BACKWARD) j.dy = rows(&a->dy), j.dx = rows(&a->dx), j.dgate = rows(&a->dgate);
+    else j.y = rows(&a->y);
+    j.w = a->w.data, j.w_dtype = a->w.dtype;
+    j.heads = a->x.shape[1], j.columns = a->x.shape[2], j.count = a->x.shape[0] * a->x.shape[1];
+    j.eps = a->eps;
+    bool sums = BACKWARD && nbl__has_data(&a->dw);
+    if (sums) j.sums = reinterpret_cast<float *>(call->scratch);
+    int64_t wanted = (j.count + WARPS - 1) / WARPS;
+    unsigned blocks = static_cast<unsigned>(sums ? int64_t{SUMS} : wanted);
+    if (blocks == 0) return NBL_OK;
+    NBL_BY_DTYPE(a->dtype, T, (norm_heads<T, BACKWARD><<<blocks, THREADS, 0, stream_of(call)>>>(j)));
+    if (sums) {
+        unsigned parts = static_cast<unsigned>((j.columns + THREADS - 1) / THREADS);
+        add_rows<<<parts, THREADS, 0, stream_of(call)>>>(j.sums, int64_t{SUMS} * WARPS, j.columns,
+                                                         static_cast<float *>(a->dw.data), a->accumulate);
+    }
     return launched(call);
 }
 
-nbl_status run_split(const nbl__call *call, const void *arguments)
+/* ---- split_heads ---- */
+
+struct split_job {
+    rows_of x, front, rest;
+    int64_t heads, width; /* of a head in x */
+    int64_t widths[NBL_SPLIT_PARTS];
+};
+
+template <typename T, bool BACKWARD>
+__global__ void __launch_bounds__(THREADS) split_rows(split_job a, int64_t first)
 {
-    const nbl__split_heads *a = static_cast<const nbl__split_heads *>(arguments);
-    return split<false>(call, a, &a->x, &a->front, &a->rest);
+    int64_t row = first + blockIdx.y, i = blockIdx.x * int64_t{THREADS} + threadIdx.x;
+    if (i >= a.heads * a.width) return;
+    int64_t head = i / a.width, at = i % a.width, before = 0; /* of the parts before, over all heads */
+    rows_of packed = a.rest;
+    int64_t width = a.width - a.widths[0] - a.widths[1] - a.widths[2];
+    for (int part = 0; part < NBL_SPLIT_PARTS; part++) {
+        if (at < a.widths[part]) {
+            packed = a.front;
+            width = a.widths[part];
+            break;
+        }
+        at -= a.widths[part];
+        before += a.heads * a.widths[part];
+    }
+    if (packed.at == a.rest.at) before = 0;
+    T *x = static_cast<T *>(a.x.at) + row * a.x.stride + i;
+    T *other = static_cast<T *>(packed.at) + row * packed.stride + before + head * width + at;
+    if (BACKWARD) *x = *other;
+    else *other = *x;
 }
 
-nbl_status run_split_backward(const nbl__call *call, const void *arguments)
+template <bool BACKWARD> nbl_status run_split(const nbl__call *call, const void *arguments)
 {
     const nbl__split_heads *a = static_cast<const nbl__split_heads *>(arguments);
-    return split<true>(call, a, &a->dx, &a->dfront, &a->drest);
+    split_job j = {rows(BACKWARD ? &a->dx : &a->x),
+                   rows(BACKWARD ? &a->dfront : &a->front),
+                   rows(BACKWARD ? &a->drest : &a->rest),
+                   a->heads,
+                   a->x.shape[1] / a->heads,
+                   {a->widths[0], a->widths[1], a->widths[2]}};
+    constexpr int64_t MAX_ROWS = 65535; /* of a grid */
+    if (j.x.at == nullptr) return NBL_OK;
+    unsigned across = static_cast<unsigned>((a->x.shape[1] + THREADS - 1) / THREADS);
+    for (int64_t first = 0; first < a->x.shape[0]; first += MAX_ROWS) {
+        dim3 grid(across, static_cast<unsigned>(nbl__min_i64(MAX_ROWS, a->x.shape[0] - first)));
+        NBL_BY_DTYPE(a->dtype, T, (split_rows<T, BACKWARD><<<grid, THREADS, 0, stream_of(call)>>>(j, first)));
+    }
+    return launched(call);
 }
 
 } // namespace
 
 extern "C" {
-const nbl__impl nbl__sigmoid_gate_cuda = {"sigmoid_gate_cuda", NBL_ISA_SCALAR, NULL, NULL, run_gate};
-const nbl__impl nbl__sigmoid_gate_backward_cuda = {"sigmoid_gate_backward_cuda", NBL_ISA_SCALAR, NULL, NULL,
-                                                   run_gate_backward};
-const nbl__impl nbl__split_heads_cuda = {"split_heads_cuda", NBL_ISA_SCALAR, NULL, NULL, run_split};
-const nbl__impl nbl__split_heads_backward_cuda = {"split_heads_backward_cuda", NBL_ISA_SCALAR, NULL, NULL,
-                                                  run_split_backward};
+#define IMPL(op, scratch_of, function)                                                                       \
+    const nbl__impl nbl__##op = {                                                                            \
+        .name = #op, .needs = NBL_ISA_SCALAR, .can = nullptr, .scratch = scratch_of, .run = function};
+IMPL(sigmoid_gate_cuda, nullptr, run_gate<false>)
+IMPL(sigmoid_gate_backward_cuda, nullptr, run_gate<true>)
+IMPL(gated_norm_cuda, nullptr, run_norm<false>)
+IMPL(gated_norm_backward_cuda, norm_scratch, run_norm<true>)
+IMPL(split_heads_cuda, nullptr, run_split<false>)
+IMPL(split_heads_backward_cuda, nullptr, run_split<true>)
+#undef IMPL
 }

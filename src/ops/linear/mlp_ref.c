@@ -2,6 +2,7 @@
  * between them are f64. Backward recomputes gate and up, whether they were saved or not. */
 #include <math.h>
 
+#include "ops/elementwise/act_rare.h"
 #include "ops/linear/mlp.h"
 #include "ops/ref.h"
 
@@ -86,6 +87,8 @@ static const double sqrt_half = 0.70710678118654752440, two_over_sqrt_pi = 1.128
 /* act(x). */
 static double act_value(int act, double x)
 {
+    double slope;
+    if (nbl__act_is_rare(act)) return nbl__act_rare((nbl__act)act, x, &slope);
     if (act == NBL_ACT_SILU) return x / (1 + exp(-x));
     if (act == NBL_ACT_GELU) return 0.5 * x * erfc(-x * sqrt_half);
     return 0.5 * x * (1 + tanh(two_over_sqrt_pi * sqrt_half * (x + 0.044715 * x * x * x)));
@@ -94,6 +97,8 @@ static double act_value(int act, double x)
 /* act'(x). */
 static double act_slope(int act, double x)
 {
+    double slope;
+    if (nbl__act_is_rare(act)) return (void)nbl__act_rare((nbl__act)act, x, &slope), slope;
     if (act == NBL_ACT_SILU) {
         double s = 1 / (1 + exp(-x));
         return s * (1 + x * (1 - s));

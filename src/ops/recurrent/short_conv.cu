@@ -1,12 +1,13 @@
-/* short_conv.cu - short_conv, its backward and short_conv_step. See short_conv.h.
+/* short_conv.cu - short_conv, its backward and short_conv_step on the device. See short_conv.h.
  *
- * A thread per token and channel; neighbouring threads have neighbouring channels. A token finds its sequence by a
- * search in cu_seqlens. Backward computes the sums of K tokens again for each token, K² multiply-adds. Bytes: x is read
- * K times, from L1 and L2. Limit: memory. */
-#include "ops/common/part_sums.cuh"
+ *     forward, dx, step    a thread per element; neighbours are channels
+ *     dw                   a thread per channel and span of rows; then the spans are added in order
+ *
+ * Backward computes c again for each of the K rows that an element reaches. Bytes: x once from
+ * memory, K times from the cache. Limit: memory. */
+#include "ops/elementwise/act.cuh"
 
 extern "C" {
-#include "ops/common/sequences.h"
 #include "ops/recurrent/short_conv.h"
 }
 
@@ -15,238 +16,211 @@ using namespace nbl_cuda;
 namespace
 {
 
-enum { THREADS = 128 };
+enum { THREADS = 128, SPANS = 64, MAX_ROWS = 65535 }; /* MAX_ROWS: of a grid */
 
-struct problem {
-    const int32_t *at; /* cu_seqlens */
-    int sequences, taps;
-    int64_t tokens, channels, step; /* of x */
-    const void *w;
+struct conv_job {
+    const void *x, *w, *dy;
+    void *y, *dx, *state; /* state: what is left, or the old one of a step */
+    void *next;
     nbl_dtype w_dtype;
-    nbl__cuda_fault *fault;
+    const int32_t *starts; /* [sequences + 1] */
+    int64_t sequences, tokens, channels, taps, x_stride, y_stride, dy_stride, dx_stride;
+    int64_t first; /* row of this launch */
+    float *sums;   /* [SPANS, taps, channels] */
 };
 
-struct span {
-    int64_t begin, end;
-};
-
-/* The sequence that has token t: the last one that begins at or before it. Within the tokens, whatever the data. */
-__device__ inline span sequence_of(const problem &p, int64_t t)
+/* The sequence of a row: its first and last row. */
+__device__ inline void find_sequence(const conv_job &a, int64_t row, int64_t *first, int64_t *end)
 {
-    int low = 0, high = p.sequences - 1;
-    while (low < high) {
-        int middle = (low + high + 1) / 2;
-        if (p.at[middle] <= t) low = middle;
-        else high = middle - 1;
+    int64_t low = 0, high = a.sequences;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (a.starts[middle] <= row) low = middle;
+        else high = middle;
     }
-    int64_t begin = p.at[low], end = p.at[low + 1];
-    return {begin < 0 ? 0 : begin, end > p.tokens ? p.tokens : end};
+    *first = a.starts[low] > 0 ? a.starts[low] : 0;
+    *end = a.starts[low + 1] < a.tokens ? a.starts[low + 1] : a.tokens;
 }
 
-/* Reports offsets that decrease, or do not run from 0 to T. One block of a launch calls it. */
-__device__ inline void check_offsets(const problem &p)
-{
-    for (int s = threadIdx.x; s <= p.sequences; s += blockDim.x) {
-        int32_t at = p.at[s];
-        bool good = s == 0 ? at == 0 : at >= p.at[s - 1];
-        if (s == p.sequences) good = good && at == p.tokens;
-        if (!good) report_fault(p.fault, NBL_CUDA_FAULT_SEQUENCES, s, at);
-    }
-}
-
-/* c[t] of a channel. */
-template <typename T>
-__device__ inline float sum_at(const problem &p, const T *x, int64_t begin, int64_t t, int64_t channel)
+template <typename T> __device__ inline float sum_at(const conv_job &a, int64_t first, int64_t t, int64_t c)
 {
     float sum = 0;
-    for (int j = 0; j < p.taps; j++) {
-        int64_t row = t - p.taps + 1 + j;
-        if (row >= begin)
-            sum = fmaf(load_one(p.w, p.w_dtype, channel * p.taps + j), to_f32(x[row * p.step + channel]),
-                       sum);
+    for (int64_t j = 0; j < a.taps; j++) {
+        int64_t row = t - a.taps + 1 + j;
+        if (row < first) continue;
+        sum = fmaf(load_one(a.w, a.w_dtype, c * a.taps + j),
+                   to_f32(static_cast<const T *>(a.x)[row * a.x_stride + c]), sum);
     }
     return sum;
 }
 
-template <typename T>
-__global__ void __launch_bounds__(THREADS) conv_kernel(problem p, const T *x, T *y, int64_t y_step)
-{
-    int64_t t = blockIdx.x, channel = static_cast<int64_t>(blockIdx.y) * THREADS + threadIdx.x;
-    if (blockIdx.x == 0 && blockIdx.y == 0) check_offsets(p);
-    if (channel >= p.channels) return;
-    float slope;
-    y[t * y_step + channel] = from_f32<T>(silu_of(sum_at(p, x, sequence_of(p, t).begin, t, channel), &slope));
-}
-
-/* The last taps - 1 rows of each sequence. */
-template <typename T> __global__ void __launch_bounds__(THREADS) keep_kernel(problem p, const T *x, T *state)
-{
-    int64_t row = blockIdx.x, channel = static_cast<int64_t>(blockIdx.y) * THREADS + threadIdx.x;
-    int kept = p.taps - 1, s = static_cast<int>(row / kept);
-    int64_t t = p.at[s + 1] - kept + row % kept;
-    if (channel >= p.channels) return;
-    bool inside = t >= p.at[s] && t >= 0 && t < p.tokens;
-    state[row * p.channels + channel] = inside ? x[t * p.step + channel] : from_f32<T>(0);
-}
-
-/* dc[t] = dy[t] ∘ silu'(c[t]). */
-template <typename T>
-__device__ inline float slope_at(const problem &p, const T *x, const T *dy, int64_t dy_step, int64_t begin,
-                                 int64_t t, int64_t channel)
+/* dc[t] of a channel. */
+template <typename T> __device__ inline float slope_at(const conv_job &a, int64_t first, int64_t t, int64_t c)
 {
     float slope;
-    silu_of(sum_at(p, x, begin, t, channel), &slope);
-    return to_f32(dy[t * dy_step + channel]) * slope;
+    activation<NBL_ACT_SILU>(sum_at<T>(a, first, t, c), &slope);
+    return slope * to_f32(static_cast<const T *>(a.dy)[t * a.dy_stride + c]);
 }
 
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    input_kernel(problem p, const T *x, const T *dy, int64_t dy_step, T *dx, int64_t dx_step)
+template <typename T, bool BACKWARD> __global__ void __launch_bounds__(THREADS) conv_rows(conv_job a)
 {
-    int64_t i = blockIdx.x, channel = static_cast<int64_t>(blockIdx.y) * THREADS + threadIdx.x;
-    if (blockIdx.x == 0 && blockIdx.y == 0) check_offsets(p);
-    if (channel >= p.channels) return;
-    span s = sequence_of(p, i);
+    int64_t t = a.first + blockIdx.y, c = blockIdx.x * int64_t{THREADS} + threadIdx.x, first, end;
     float sum = 0;
-    for (int j = 0; j < p.taps; j++) {
-        int64_t t = i + p.taps - 1 - j; /* x[i] is its input j */
-        if (t < s.end)
-            sum = fmaf(load_one(p.w, p.w_dtype, channel * p.taps + j),
-                       slope_at(p, x, dy, dy_step, s.begin, t, channel), sum);
+    if (c >= a.channels) return;
+    find_sequence(a, t, &first, &end);
+    if constexpr (BACKWARD) {
+        for (int64_t j = 0; j < a.taps; j++) {
+            int64_t row = t + a.taps - 1 - j;
+            if (row < end)
+                sum = fmaf(load_one(a.w, a.w_dtype, c * a.taps + j), slope_at<T>(a, first, row, c), sum);
+        }
+        static_cast<T *>(a.dx)[t * a.dx_stride + c] = from_f32<T>(sum);
+    } else {
+        float slope;
+        sum = activation<NBL_ACT_SILU>(sum_at<T>(a, first, t, c), &slope);
+        static_cast<T *>(a.y)[t * a.y_stride + c] = from_f32<T>(sum);
     }
-    dx[i * dx_step + channel] = from_f32<T>(sum);
 }
 
-/* A share of dw: [channels, taps]. */
-template <typename T>
-__global__ void __launch_bounds__(PART_THREADS)
-    weight_kernel(problem p, const T *x, const T *dy, int64_t dy_step, float *parts)
+/* The sums of dw over a span of rows. */
+template <typename T> __global__ void __launch_bounds__(THREADS) sum_weights(conv_job a)
 {
-    int64_t channel = static_cast<int64_t>(blockIdx.y) * PART_THREADS + threadIdx.x;
-    part_rows part = rows_of_part(blockIdx.x, p.tokens);
-    if (channel >= p.channels) return;
-    float sums[NBL_SHORT_CONV_MAX];
-    for (int j = 0; j < p.taps; j++) sums[j] = 0;
-    for (int64_t t = part.begin; t < part.end; t++) {
-        int64_t begin = sequence_of(p, t).begin;
-        float dc = slope_at(p, x, dy, dy_step, begin, t, channel);
-        for (int j = 0; j < p.taps; j++) {
-            int64_t row = t - p.taps + 1 + j;
-            if (row >= begin) sums[j] = fmaf(dc, to_f32(x[row * p.step + channel]), sums[j]);
+    int64_t c = blockIdx.x * int64_t{THREADS} + threadIdx.x, rows = (a.tokens + SPANS - 1) / SPANS;
+    int64_t begin = blockIdx.y * rows, end = begin + rows < a.tokens ? begin + rows : a.tokens;
+    if (c >= a.channels) return;
+    float *sums = a.sums + blockIdx.y * a.taps * a.channels;
+    for (int64_t j = 0; j < a.taps; j++) sums[j * a.channels + c] = 0;
+    for (int64_t t = begin; t < end; t++) {
+        int64_t first, last;
+        find_sequence(a, t, &first, &last);
+        float dc = slope_at<T>(a, first, t, c);
+        for (int64_t j = 0; j < a.taps; j++) {
+            int64_t row = t - a.taps + 1 + j;
+            if (row >= first)
+                sums[j * a.channels + c] += dc * to_f32(static_cast<const T *>(a.x)[row * a.x_stride + c]);
         }
     }
-    for (int j = 0; j < p.taps; j++)
-        parts[(static_cast<int64_t>(blockIdx.x) * p.channels + channel) * p.taps + j] = sums[j];
 }
 
-/* One token of each sequence. A thread moves the rows of its channel: `to` may be `from`. */
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    step_kernel(problem p, const T *x, const T *from, T *to, T *y, int64_t y_step)
+/* dw [channels, taps] (+)= the spans, in order. */
+__global__ void add_spans(conv_job a, float *dw, bool accumulate)
 {
-    int64_t s = blockIdx.x, channel = static_cast<int64_t>(blockIdx.y) * THREADS + threadIdx.x;
-    int kept = p.taps - 1;
-    if (channel >= p.channels) return;
-    T newest = x[s * p.step + channel];
-    float sum = 0, slope;
-    for (int j = 0; j < kept; j++) {
-        int64_t at = (s * kept + j) * p.channels + channel;
-        T value = from[at];
-        sum = fmaf(load_one(p.w, p.w_dtype, channel * p.taps + j), to_f32(value), sum);
-        if (j > 0) to[at - p.channels] = value;
+    int64_t i = blockIdx.x * int64_t{THREADS} + threadIdx.x;
+    if (i >= a.channels * a.taps) return;
+    float sum = accumulate ? dw[i] : 0;
+    for (int64_t span = 0; span < SPANS; span++)
+        sum += a.sums[(span * a.taps + i % a.taps) * a.channels + i / a.taps];
+    dw[i] = sum;
+}
+
+/* Row j of the state of sequence blockIdx.y / (taps - 1). */
+template <typename T> __global__ void __launch_bounds__(THREADS) keep_rows(conv_job a)
+{
+    int64_t c = blockIdx.x * int64_t{THREADS} + threadIdx.x, kept = a.taps - 1, row = a.first + blockIdx.y;
+    if (c >= a.channels) return;
+    int64_t s = row / kept, token = a.starts[s + 1] - kept + row % kept;
+    bool inside = token >= a.starts[s] && token >= 0 && token < a.tokens;
+    static_cast<T *>(a.state)[row * a.channels + c] = inside ? static_cast<const T *>(
+                                                                   a.x)[token * a.x_stride + c]
+                                                             : from_f32<T>(0.0f);
+}
+
+/* One token of a sequence; its channel of the state moves on. */
+template <typename T> __global__ void __launch_bounds__(THREADS) step_rows(conv_job a)
+{
+    int64_t s = a.first + blockIdx.y, c = blockIdx.x * int64_t{THREADS} + threadIdx.x, kept = a.taps - 1;
+    if (c >= a.channels) return;
+    const T *from = static_cast<const T *>(a.state) + s * kept * a.channels + c;
+    T *to = static_cast<T *>(a.next) + s * kept * a.channels + c,
+      x = static_cast<const T *>(a.x)[s * a.x_stride + c];
+    float slope, sum = 0;
+    for (int64_t j = 0; j < kept; j++) {
+        T row = from[j * a.channels];
+        sum = fmaf(load_one(a.w, a.w_dtype, c * a.taps + j), to_f32(row), sum);
+        if (j > 0) to[(j - 1) * a.channels] = row; /* from and to may be the same */
     }
-    to[(s * kept + kept - 1) * p.channels + channel] = newest;
-    sum = fmaf(load_one(p.w, p.w_dtype, channel * p.taps + kept), to_f32(newest), sum);
-    y[s * y_step + channel] = from_f32<T>(silu_of(sum, &slope));
+    sum = fmaf(load_one(a.w, a.w_dtype, c * a.taps + kept), to_f32(x), sum);
+    to[(kept - 1) * a.channels] = x;
+    static_cast<T *>(a.y)[s * a.y_stride + c] = from_f32<T>(activation<NBL_ACT_SILU>(sum, &slope));
 }
 
-problem problem_of(const nbl__call *call, const nbl_tensor *x, const nbl_tensor *w,
-                   const nbl_tensor *cu_seqlens)
+/* Launches a kernel over `rows` rows. */
+nbl_status over_rows(const nbl__call *call, conv_job a, int64_t rows, void (*kernel)(conv_job))
 {
-    return {cu_seqlens ? static_cast<const int32_t *>(cu_seqlens->data) : nullptr,
-            cu_seqlens ? static_cast<int>(nbl__sequence_count(cu_seqlens)) : 0,
-            static_cast<int>(w->shape[2]),
-            x->shape[0],
-            x->shape[1],
-            nbl__row_stride(x),
-            w->data,
-            w->dtype,
-            nbl__call_cuda(call)->fault};
+    unsigned across = static_cast<unsigned>((a.channels + THREADS - 1) / THREADS);
+    for (a.first = 0; a.first < rows && across > 0; a.first += MAX_ROWS) {
+        dim3 grid(across, static_cast<unsigned>(nbl__min_i64(MAX_ROWS, rows - a.first)));
+        kernel<<<grid, THREADS, 0, stream_of(call)>>>(a);
+    }
+    return launched(call);
 }
 
-dim3 grid_of(int64_t rows, const problem &p)
+conv_job job_of(const nbl__short_conv *a)
 {
-    return dim3(static_cast<unsigned>(rows), static_cast<unsigned>(ceil_div(p.channels, THREADS)));
-}
-
-template <typename T> void launch_forward(const nbl__call *call, const nbl__short_conv *a)
-{
-    problem p = problem_of(call, &a->x, &a->w, &a->cu_seqlens);
-    const nbl_tensor *to = nbl__has_data(&a->state) ? &a->state : &a->last;
-    const T *x = static_cast<const T *>(a->x.data);
-    int64_t rows = static_cast<int64_t>(p.sequences) * (p.taps - 1);
-    if (p.tokens > 0)
-        conv_kernel<T><<<grid_of(p.tokens, p), THREADS, 0, stream_of(call)>>>(
-            p, x, static_cast<T *>(a->y.data), nbl__row_stride(&a->y));
-    if (nbl__has_data(to) && rows > 0)
-        keep_kernel<T><<<grid_of(rows, p), THREADS, 0, stream_of(call)>>>(p, x, static_cast<T *>(to->data));
+    conv_job j = {};
+    j.x = a->x.data, j.w = a->w.data, j.w_dtype = a->w.dtype;
+    j.starts = static_cast<const int32_t *>(a->cu_seqlens.data);
+    j.sequences = a->cu_seqlens.shape[0] - 1, j.tokens = a->x.shape[0];
+    j.channels = a->x.shape[1], j.taps = a->w.shape[2], j.x_stride = nbl__row_stride(&a->x);
+    return j;
 }
 
 nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     const nbl__short_conv *a = static_cast<const nbl__short_conv *>(arguments);
-    if (a->x.shape[1] == 0) return NBL_OK;
-    NBL_BY_DTYPE(a->dtype, T, (launch_forward<T>(call, a)));
-    return launched(call);
+    conv_job j = job_of(a);
+    j.y = a->y.data, j.y_stride = nbl__row_stride(&a->y);
+    j.state = nbl__has_data(&a->state) ? a->state.data : a->last.data;
+    NBL_BY_DTYPE(a->dtype, T, NBL_TRY(over_rows(call, j, j.tokens, conv_rows<T, false>)));
+    if (j.state == nullptr) return NBL_OK;
+    NBL_BY_DTYPE(a->dtype, T, NBL_TRY(over_rows(call, j, j.sequences * (j.taps - 1), keep_rows<T>)));
+    return NBL_OK;
 }
 
-size_t backward_scratch(const nbl_context *ctx, const void *arguments)
+size_t backward_scratch(const nbl_context *, const void *arguments)
 {
-    (void)ctx;
-    return part_bytes(nbl__tensor_elements(&static_cast<const nbl__short_conv *>(arguments)->w));
-}
-
-template <typename T> void launch_backward(const nbl__call *call, const nbl__short_conv *a)
-{
-    problem p = problem_of(call, &a->x, &a->w, &a->cu_seqlens);
-    const T *x = static_cast<const T *>(a->x.data), *dy = static_cast<const T *>(a->dy.data);
-    int64_t dy_step = nbl__row_stride(&a->dy);
-    if (nbl__has_data(&a->dx) && p.tokens > 0)
-        input_kernel<T><<<grid_of(p.tokens, p), THREADS, 0, stream_of(call)>>>(
-            p, x, dy, dy_step, static_cast<T *>(a->dx.data), nbl__row_stride(&a->dx));
-    if (!nbl__has_data(&a->dw)) return;
-    float *parts = reinterpret_cast<float *>(call->scratch);
-    dim3 grid(PARTS, static_cast<unsigned>(ceil_div(p.channels, PART_THREADS)));
-    weight_kernel<T><<<grid, PART_THREADS, 0, stream_of(call)>>>(p, x, dy, dy_step, parts);
-    add_parts(call, parts, p.channels * p.taps, &a->dw, a->accumulate);
+    const nbl__short_conv *a = static_cast<const nbl__short_conv *>(arguments);
+    return nbl__has_data(&a->dw) ? static_cast<size_t>(SPANS * nbl__tensor_elements(&a->w)) * sizeof(float)
+                                 : 0;
 }
 
 nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__short_conv *a = static_cast<const nbl__short_conv *>(arguments);
-    if (a->x.shape[1] == 0) return NBL_OK;
-    NBL_BY_DTYPE(a->dtype, T, (launch_backward<T>(call, a)));
+    conv_job j = job_of(a);
+    j.dy = a->dy.data, j.dy_stride = nbl__row_stride(&a->dy);
+    j.dx = a->dx.data, j.dx_stride = nbl__row_stride(&a->dx);
+    if (j.dx) NBL_BY_DTYPE(a->dtype, T, NBL_TRY(over_rows(call, j, j.tokens, conv_rows<T, true>)));
+    if (!nbl__has_data(&a->dw)) return NBL_OK;
+    j.sums = reinterpret_cast<float *>(call->scratch);
+    NBL_BY_DTYPE(a->dtype, T, NBL_TRY(over_rows(call, j, SPANS, sum_weights<T>)));
+    int64_t weights = j.channels * j.taps;
+    if (weights == 0) return NBL_OK;
+    add_spans<<<static_cast<unsigned>((weights + THREADS - 1) / THREADS), THREADS, 0, stream_of(call)>>>(
+        j, static_cast<float *>(a->dw.data), a->accumulate);
     return launched(call);
 }
 
 nbl_status run_step(const nbl__call *call, const void *arguments)
 {
     const nbl__short_conv_step *a = static_cast<const nbl__short_conv_step *>(arguments);
-    problem p = problem_of(call, &a->x, &a->w, nullptr);
-    void *to = a->in_place ? a->state.data : a->next.data;
-    if (p.tokens == 0 || p.channels == 0) return NBL_OK;
-    NBL_BY_DTYPE(a->dtype, T,
-                 (step_kernel<T><<<grid_of(p.tokens, p), THREADS, 0, stream_of(call)>>>(
-                     p, static_cast<const T *>(a->x.data), static_cast<const T *>(a->state.data),
-                     static_cast<T *>(to), static_cast<T *>(a->y.data), nbl__row_stride(&a->y))));
-    return launched(call);
+    conv_job j = {};
+    j.x = a->x.data, j.w = a->w.data, j.w_dtype = a->w.dtype, j.y = a->y.data;
+    j.state = a->state.data, j.next = a->in_place ? a->state.data : a->next.data;
+    j.channels = a->x.shape[1], j.taps = a->w.shape[2];
+    j.x_stride = nbl__row_stride(&a->x), j.y_stride = nbl__row_stride(&a->y);
+    NBL_BY_DTYPE(a->dtype, T, NBL_TRY(over_rows(call, j, a->x.shape[0], step_rows<T>)));
+    return NBL_OK;
 }
 
 } // namespace
 
 extern "C" {
-const nbl__impl nbl__short_conv_cuda = {"short_conv_cuda", NBL_ISA_SCALAR, NULL, NULL, run_forward};
-const nbl__impl nbl__short_conv_backward_cuda = {"short_conv_backward_cuda", NBL_ISA_SCALAR, NULL,
-                                                 backward_scratch, run_backward};
-const nbl__impl nbl__short_conv_step_cuda = {"short_conv_step_cuda", NBL_ISA_SCALAR, NULL, NULL, run_step};
+#define IMPL(op, scratch_of, function)                                                                       \
+    const nbl__impl nbl__##op = {                                                                            \
+        .name = #op, .needs = NBL_ISA_SCALAR, .can = nullptr, .scratch = scratch_of, .run = function};
+IMPL(short_conv_cuda, nullptr, run_forward)
+IMPL(short_conv_backward_cuda, backward_scratch, run_backward)
+IMPL(short_conv_step_cuda, nullptr, run_step)
+#undef IMPL
 }

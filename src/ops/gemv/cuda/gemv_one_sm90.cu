@@ -303,7 +303,7 @@ static bool norm_fits(const nbl__gemv_one *g)
 extern "C" bool nbl__cuda_gemv_one_takes(const nbl__gemv_one *g)
 {
     const nbl_weight *first = g->parts[0].weight;
-    bool good = g->count >= 1 && g->count <= MAX && (g->act < 0 || g->count == 2) &&
+    bool good = g->count >= 1 && g->count <= MAX && !nbl__act_is_rare(g->act) && (g->act < 0 || g->count == 2) &&
                 (g->dtype == NBL_DTYPE_F16 || g->dtype == NBL_DTYPE_BF16) && aligned(g->x, 16);
     for (int i = 0; good && i < g->count; i++) {
         const nbl_weight *w = g->parts[i].weight;

@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "ops/common/vmath.h"
+#include "ops/elementwise/act_rare.h"
 
 #define SQRT_HALF 0.70710678f
 #define INVERSE_SQRT_2PI 0.39894228f
@@ -26,6 +27,11 @@
  * is constant, so that squares do not overflow. */
 static float act_scalar(nbl__act act, float x, float *slope)
 {
+    if (nbl__act_is_rare(act)) {
+        double rise, value = nbl__act_rare(act, (double)x, &rise);
+        *slope = (float)rise;
+        return (float)value;
+    }
     if (act == NBL_ACT_GELU) {
         float c = 0.5f * erfcf(-x * SQRT_HALF);
         *slope = c + x * INVERSE_SQRT_2PI * expf(-0.5f * x * x);

@@ -240,12 +240,13 @@ __global__ void quantize(int64_t columns, const void *x, nbl_dtype dtype, float 
 /* In place, an element per thread and step. Without d: g = act(g)·u. With d: g, u, d = d·u·act'(g),
  * d·act(g), act(g)·u. */
 template <int ACT>
-__global__ void gate_kernel(int64_t n, const float *saved_g, const float *saved_u, float *g, float *u, float *d)
+__global__ void gate_kernel(int64_t n, const float *saved_g, const float *saved_u, float *g, float *u, float *d,
+                            int act)
 {
     int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
         float slope, x = saved_g ? saved_g[i] : g[i], y = saved_u ? saved_u[i] : u[i],
-                     value = activation<ACT, false>(x, &slope);
+                     value = activation<ACT, false>(x, &slope, act);
         if (d == NULL) {
             g[i] = value * y;
             continue;
@@ -364,9 +365,11 @@ extern "C" nbl_status nbl__cuda_gate(const nbl__call *call, int act, int64_t n, 
     unsigned blocks = blocks_for(n);
     cudaStream_t stream = stream_of(call);
     if (act == NBL_ACT_SILU)
-        gate_kernel<NBL_ACT_SILU><<<blocks, THREADS, 0, stream>>>(n, saved_g, saved_u, g, u, d);
+        gate_kernel<NBL_ACT_SILU><<<blocks, THREADS, 0, stream>>>(n, saved_g, saved_u, g, u, d, act);
     else if (act == NBL_ACT_GELU)
-        gate_kernel<NBL_ACT_GELU><<<blocks, THREADS, 0, stream>>>(n, saved_g, saved_u, g, u, d);
-    else gate_kernel<NBL_ACT_GELU_TANH><<<blocks, THREADS, 0, stream>>>(n, saved_g, saved_u, g, u, d);
+        gate_kernel<NBL_ACT_GELU><<<blocks, THREADS, 0, stream>>>(n, saved_g, saved_u, g, u, d, act);
+    else if (act == NBL_ACT_GELU_TANH)
+        gate_kernel<NBL_ACT_GELU_TANH><<<blocks, THREADS, 0, stream>>>(n, saved_g, saved_u, g, u, d, act);
+    else gate_kernel<ACT_RARE><<<blocks, THREADS, 0, stream>>>(n, saved_g, saved_u, g, u, d, act);
     return launched(call);
 }
