@@ -27,7 +27,8 @@ typedef enum nbl__cuda_fault_kind {
     NBL_CUDA_FAULT_ROW,    /* rows[index] = value is out of range */
     NBL_CUDA_FAULT_LENGTH, /* lengths[index] = value is out of range */
     /* cu_seqlens[index] = value decreases, or the list does not run from 0 to T. */
-    NBL_CUDA_FAULT_SEQUENCES
+    NBL_CUDA_FAULT_SEQUENCES,
+    NBL_CUDA_FAULT_EXPERT /* experts[index] = value is none */
 } nbl__cuda_fault_kind;
 
 /* The first fault since the last report. In pinned host memory that kernels write (report_fault in

@@ -146,7 +146,8 @@ nbl_status nbl__cuda_report(nbl__cuda *cuda)
         [NBL_CUDA_FAULT_LABEL] = "labels: %" PRId64 " at index %" PRId64 " is not in the vocabulary",
         [NBL_CUDA_FAULT_ROW] = "rows: %" PRId64 " at index %" PRId64 " is out of range",
         [NBL_CUDA_FAULT_LENGTH] = "lengths: %" PRId64 " at index %" PRId64 " is out of range",
-        [NBL_CUDA_FAULT_SEQUENCES] = "cu_seqlens: %" PRId64 " at index %" PRId64 " is out of order"};
+        [NBL_CUDA_FAULT_SEQUENCES] = "cu_seqlens: %" PRId64 " at index %" PRId64 " is out of order",
+        [NBL_CUDA_FAULT_EXPERT] = "experts: %" PRId64 " at index %" PRId64 " is none"};
     nbl__cuda_fault fault = *cuda->fault;
     assert(fault.kind > 0 && (size_t)fault.kind < sizeof texts / sizeof *texts);
     nbl__cuda_clear_fault(cuda->fault);

@@ -73,7 +73,10 @@
     OP(gated_delta, forward, ROW(gated_delta_cuda))                                                          \
     OP(gated_delta, backward, ROW(gated_delta_backward_cuda))                                                \
     OP(gated_delta_step, forward, ROW(gated_delta_step_cuda))                                                \
-    OP(argmax, forward, ROW(argmax_cuda))
+    OP(argmax, forward, ROW(argmax_cuda))                                                                    \
+    OP(router, forward, ROW(router_cuda))                                                                    \
+    OP(router, backward, ROW(router_backward_cuda))                                                          \
+    OP(expert_order, forward, ROW(expert_order_cuda))
 /* clang-format on */
 
 #define NBL_CUDA_DECLARE_ROWS(family, direction, rows) rows

@@ -117,7 +117,8 @@ __device__ inline void multiply_scores(float (&sums)[M][N][4], const float (&sco
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             uint32_t right[4];
-            load_matrices_transposed(right, b_at + address_of<K * 8>(k * 8 + (lane & 15), chunk + n + (lane >> 4)));
+            load_matrices_transposed(right,
+                                     b_at + address_of<K * 8>(k * 8 + (lane & 15), chunk + n + (lane >> 4)));
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 multiply<T>(sums[m][n], left[m][k / 2], right[0], right[1]);
@@ -263,9 +264,8 @@ __global__ void __launch_bounds__(THREADS, keys_shape<WIDE>::BLOCKS)
         int h = head * p.group + step / walk, i = first + step % walk * z::QUERIES;
         int64_t token = tile.first + i, q_column = h * int64_t{p.size};
         char *to = stages + stage * z::STAGE;
-        load_tile<T, THREADS, z::QUERIES, WIDE>(to,
-                                                static_cast<const T *>(data.q) + token * data.q_step + q_column,
-                                                data.q_step, tile.n - i, p);
+        load_tile<T, THREADS, z::QUERIES, WIDE>(
+            to, static_cast<const T *>(data.q) + token * data.q_step + q_column, data.q_step, tile.n - i, p);
         load_tile<T, THREADS, z::QUERIES, WIDE>(
             to + z::TILE, static_cast<const T *>(data.dout) + token * out_step(p) + q_column, out_step(p),
             tile.n - i, p);
@@ -356,9 +356,8 @@ __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
     const T *k = static_cast<const T *>(data.k) + (tile.first + first) * k_step + k_column;
     const T *v = static_cast<const T *>(data.v) + (tile.first + first) * v_step + k_column;
 
-    load_tile<T, THREADS, z::ROWS, WIDE>(shared_q,
-                                         static_cast<const T *>(data.q) + token * data.q_step + q_column,
-                                         data.q_step, valid, p);
+    load_tile<T, THREADS, z::ROWS, WIDE>(
+        shared_q, static_cast<const T *>(data.q) + token * data.q_step + q_column, data.q_step, valid, p);
     load_tile<T, THREADS, z::ROWS, WIDE>(shared_dout,
                                          static_cast<const T *>(data.dout) + token * out_step(p) + q_column,
                                          out_step(p), valid, p);
@@ -421,14 +420,34 @@ __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
 
 /* ---- the two operators ---- */
 
+/* Shared memory that a block of the device may have; without a device, that of the newest. */
+int shared_limit(const nbl_context *ctx)
+{
+    const nbl__cuda *cuda = nbl__cuda_of(ctx);
+    if (cuda == NULL || (cuda->major != 8 && cuda->major != 12)) return 227 << 10;
+    bool large = cuda->major == 8 && (cuda->minor == 0 || cuda->minor == 7);
+    return large ? 163 << 10 : 99 << 10;
+}
+
+/* Of a direction's largest kernel. */
+template <bool BACKWARD, int WIDE> constexpr int shared_bytes()
+{
+    constexpr int keys = keys_shape<WIDE>::BYTES, queries = queries_shape<WIDE>::BYTES;
+    return BACKWARD ? (keys > queries ? keys : queries) : forward_shape<WIDE>::BYTES;
+}
+
 template <bool BACKWARD> const char *can_run(const nbl_context *ctx, const void *arguments)
 {
-    (void)ctx;
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
     const char *why = nbl__wide_strides_only(&nbl__attention_family, BACKWARD, arguments);
     if (why) return why;
     if (a->dtype == NBL_DTYPE_F32) return "f32";
-    if (a->q.shape[2] > 256) return "heads of more than 256";
+    int64_t size = a->q.shape[2];
+    if (size > 256) return "heads of more than 256";
+    int bytes = size <= 64    ? shared_bytes<BACKWARD, 64>()
+                : size <= 128 ? shared_bytes<BACKWARD, 128>()
+                              : shared_bytes<BACKWARD, 256>();
+    if (bytes > shared_limit(ctx)) return "heads that need more shared memory than the device has";
     int64_t slots = a->q.shape[0] / 64 + a->cu_seqlens.shape[0];
     if (a->q.shape[0] > INT32_MAX / 2 || slots * a->q.shape[1] > INT32_MAX) return "too many rows";
     return NULL;
