@@ -17,7 +17,6 @@
  *          └──────────────────────────────────────────────────────────────────────┘ */
 #include "arch/parts.h"
 
-
 /* layer_types says which layers are chunked; by default those with rope. */
 static nbl_status read_layer_types(nbl__config_keys *k, nbl__decoder *d)
 {
