@@ -17,7 +17,6 @@
  *          └──────────────────────────────────────────────────────────────────────┘ */
 #include "arch/parts.h"
 
-#include <stdio.h>
 
 /* layer_types says which layers are chunked; by default those with rope. */
 static nbl_status read_layer_types(nbl__config_keys *k, nbl__decoder *d)
@@ -108,22 +107,6 @@ static nbl_status read_keys(nbl__config_keys *k, nbl__decoder *d)
     return read_experts(k, d);
 }
 
-/* PEFT takes these stacks, stored [experts, in, out], for [experts, out, in]: its A has their outputs
- * and its B their inputs. Where both sizes are equal, such a file would be misread without a word. */
-static void refuse_adapters_of_experts(nbl__build *b)
-{
-    static const char *const names[] = {"gate_up_proj", "down_proj"};
-    nbl__adapter adapter;
-    char path[128];
-    for (int i = 0; i < 2; i++) {
-        snprintf(path, sizeof path, "%sfeed_forward.experts.%s", b->at, names[i]);
-        if (b->source->adapter(b->source->user, path, &adapter))
-            nbl__graph_failed(
-                b->g, nbl__fail(b->g->ctx, NBL_ERROR_UNSUPPORTED,
-                                "an adapter of %s: those of Llama 4's experts are not supported", path));
-    }
-}
-
 static void build_layer(nbl__build *b, nbl__residual *h, int64_t layer)
 {
     static const nbl__expert_modules names = {.router = "feed_forward.router",
@@ -140,7 +123,6 @@ static void build_layer(nbl__build *b, nbl__residual *h, int64_t layer)
     nbl__part_residual_add(h, x);
 
     x = nbl__part_residual_norm(b, h, "post_attention_layernorm");
-    if (d->sparse[layer]) refuse_adapters_of_experts(b);
     x = d->sparse[layer] ? nbl__part_experts(b, x, &names)
                          : nbl__part_gated_mlp_at(b, x, "feed_forward", d->inner, false);
     nbl__part_residual_add(h, x);

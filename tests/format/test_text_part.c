@@ -60,6 +60,36 @@ static void names_of_the_text_model_are_mapped_both_ways(void **state)
     nbl_context_destroy(ctx);
 }
 
+/* The config.json of Gemma 3 4B says little of its text model. */
+static void a_text_config_without_sizes_has_those_of_its_class(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"model_type\": \"gemma3\", \"mm_tokens_per_image\": 256, \"torch_dtype\": \"bfloat16\", "
+        "\"text_config\": {\"hidden_size\": 2560, \"intermediate_size\": 10240, \"model_type\": "
+        "\"gemma3_text\", \"num_hidden_layers\": 34, \"rope_scaling\": {\"factor\": 8.0, \"rope_type\": "
+        "\"linear\"}, \"sliding_window\": 1024}, \"vision_config\": {\"hidden_size\": 1152}}";
+    nbl_context *ctx = new_context();
+    nbl__arena arena = nbl__arena_make(ctx);
+    const nbl__json *root;
+    nbl__decoder d;
+    assert_ok(ctx, nbl__json_parse(&arena, "config.json", text, sizeof text - 1, NBL_JSON_PYTHON, &root));
+    assert_ok(ctx, nbl__decoder_read(ctx, "config.json", root, &d));
+    assert_string_equal(d.arch->model_type, "gemma3_text");
+    assert_int_equal(d.vocabulary, 262208);
+    assert_int_equal(d.hidden, 2560);
+    assert_int_equal(d.heads, 8);
+    assert_int_equal(d.kv_heads, 4);
+    assert_int_equal(d.head_dim, 256);
+    assert_int_equal(d.window, 1024);
+    assert_int_equal(d.dtype, NBL_DTYPE_BF16);
+    assert_true(d.tied && d.sliding[0] && !d.sliding[5]);
+    assert_true(d.rope.kind == NBL_ROPE_LINEAR && d.rope.theta == 1e6f);
+    assert_true(d.local_rope.kind == NBL_ROPE_DEFAULT && d.local_rope.theta == 1e4f);
+    nbl__arena_free(&arena);
+    nbl_context_destroy(ctx);
+}
+
 /* Every tensor of other parts has the same bytes and dtype in both folders; returns how many. */
 static int assert_others_same(nbl_context *ctx, const char *one, const char *other)
 {
@@ -185,6 +215,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_of_the_text_model_are_mapped_both_ways),
+        cmocka_unit_test(a_text_config_without_sizes_has_those_of_its_class),
         cmocka_unit_test_setup_teardown(conversions_leave_other_parts_untouched, set_up, tear_down),
         cmocka_unit_test(new_adapters_are_named_as_transformers_loads_the_folder),
         cmocka_unit_test_setup_teardown(adapters_are_read_under_either_name_but_not_mixed, set_up, tear_down),

@@ -183,6 +183,13 @@ static void missing_keys_have_the_defaults_of_transformers(void **state)
          128004, 9, 0x88, 0x88, 0, true},
         {"ministral", "", 8, 8, 131072, 1e-6f, 1e4f, 0, -1, 4096, 0xff, 0, 0, false},
         {"ministral3", "", 8, 128, 262144, 1e-5f, 1e6f, 0, 11, 0, 0, 0, 0, false},
+        {"olmo2", "", 32, 8, 2048, 1e-5f, 1e4f, 0, 1, 0, 0, 0, 0, false},
+        {"olmo3", "", 32, 8, 2048, 1e-5f, 5e5f, 5e5f, 1, 4096, 0x77, 0, 0, false},
+        {"olmo3", "\"rope_theta\": 7.0", 32, 8, 2048, 1e-5f, 7, 5e5f, 1, 4096, 0x77, 0, 0, false},
+        {"granite", "", 32, 8, 2048, 1e-6f, 1e4f, 0, -1, 0, 0, 0, 0, false},
+        {"cohere2", "", 32, 8, 8192, 1e-5f, 1e4f, 0, 0, 4096, 0x77, 0x88, 0, true},
+        {"cohere2", "\"sliding_window_pattern\": 2", 32, 8, 8192, 1e-5f, 1e4f, 0, 0, 4096, 0x55, 0xaa, 0,
+         true},
         {"llama4_text", "\"moe_layers\": []", 8, 128, 131072, 1e-5f, 5e5f, 0, -1, 0, 0, 0x88, 0x77, false},
     };
     nbl_context *ctx;

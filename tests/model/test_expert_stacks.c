@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "base/alloc.h"
 #include "format/hf/expert_names.h"
 #include "format/hf/safetensors.h"
 #include "model/language_model.h"
@@ -294,6 +295,41 @@ static void experts_that_do_not_fit_are_all_named(void **state)
     nbl_context_destroy(ctx);
 }
 
+static nbl_context *counting_context(nbl__counter *counter)
+{
+    nbl_context *ctx;
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 2,
+                                   .allocator = nbl__counting_allocator(counter)};
+    assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
+    return ctx;
+}
+
+static void every_failed_allocation_of_opening_is_an_error_without_a_leak(void **state)
+{
+    (void)state;
+    nbl__counter counter = {0};
+    nbl_context *ctx = counting_context(&counter);
+    static const char *const names[] = {"qwen3_moe", "gpt_oss", "gpt_oss-mxfp4"};
+    for (int i = 0; i < 3; i++) {
+        char path[512];
+        snprintf(path, sizeof path, "%s/models/%s", TEST_DATA_DIR, names[i]);
+        int64_t live = counter.live, failures = 0;
+        for (nbl_status status = NBL_ERROR_MEMORY; status != NBL_OK; failures++) {
+            nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .load = NBL_FORMAT_NF4,
+                                         .load_nested = true, .adapter = in_folder(path, "experts")};
+            nbl_model *model;
+            counter.fail_at = counter.calls + 1 + failures;
+            status = nbl_model_open(ctx, path, &options, &model);
+            counter.fail_at = 0;
+            if (status != NBL_OK) assert_int_equal(status, NBL_ERROR_MEMORY);
+            nbl_model_close(model);
+            assert_int_equal(counter.live, live);
+        }
+        assert_true(failures > 20);
+    }
+    nbl_context_destroy(ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -301,6 +337,7 @@ int main(void)
         cmocka_unit_test(fused_experts_and_one_tensor_per_expert_are_the_same_bits),
         cmocka_unit_test(transposed_experts_are_quantized_with_their_outputs_first),
         cmocka_unit_test(experts_that_do_not_fit_are_all_named),
+        cmocka_unit_test(every_failed_allocation_of_opening_is_an_error_without_a_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
