@@ -5,6 +5,7 @@
 #
 # 1. A few small cases of each line of the operators' table must match the reference, with the kernels for sm_80.
 # 2. The command trains a small model: steps are captured and replayed, and losses are those of the CPU.
+# 3. The golden models are as upstream has them, but those that are refused on CUDA.
 set -euo pipefail
 build=$(cd "$1" && pwd)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -68,3 +69,10 @@ for keys in "bf16=true" "adapter=lora load_in_4bit=false" "bf16=false peft_use_d
     grep -q '^left over: 0 allocations' trace || fail "$keys: something was not freed"
 done
 echo "trained: the last loss is $(tail -n 1 cuda), on the CPU $(tail -n 1 cpu)"
+
+NIBBLE_TEST_DEVICE=cuda "$build/tests/models_traced" >models 2>&1 || true
+failed=$(sed -n 's/^ *\([0-9]*\) FAILED TEST(S)$/\1/p' models)
+refused=$(grep -ac '^ERROR: .* does not run on CUDA$' models || true)
+passed=$(grep -ac '^\[       OK' models || true)
+((${failed:-0} == refused && passed >= 20)) || fail "models: $passed passed, ${failed:-0} failed: $(grep -a '^ERROR' models)"
+echo "models: $passed are right, $refused are refused"
