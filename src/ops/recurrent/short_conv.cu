@@ -42,6 +42,7 @@ __device__ inline void find_sequence(const conv_job &a, int64_t row, int64_t *fi
     *end = a.starts[low + 1] < a.tokens ? a.starts[low + 1] : a.tokens;
 }
 
+/* c[t] of a channel, rounded to T. */
 template <typename T> __device__ inline float sum_at(const conv_job &a, int64_t first, int64_t t, int64_t c)
 {
     float sum = 0;
@@ -51,7 +52,7 @@ template <typename T> __device__ inline float sum_at(const conv_job &a, int64_t 
         sum = fmaf(load_one(a.w, a.w_dtype, c * a.taps + j),
                    to_f32(static_cast<const T *>(a.x)[row * a.x_stride + c]), sum);
     }
-    return sum;
+    return to_f32(from_f32<T>(sum));
 }
 
 /* dc[t] of a channel. */
@@ -139,7 +140,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS) step_rows(conv_
         sum = fmaf(load_one(a.w, a.w_dtype, c * a.taps + j), to_f32(row), sum);
         if (j > 0) to[(j - 1) * a.channels] = row; /* from and to may be the same */
     }
-    sum = fmaf(load_one(a.w, a.w_dtype, c * a.taps + kept), to_f32(x), sum);
+    sum = to_f32(from_f32<T>(fmaf(load_one(a.w, a.w_dtype, c * a.taps + kept), to_f32(x), sum)));
     to[(kept - 1) * a.channels] = x;
     static_cast<T *>(a.y)[s * a.y_stride + c] = from_f32<T>(activation<NBL_ACT_SILU>(sum, &slope));
 }

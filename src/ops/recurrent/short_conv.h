@@ -11,8 +11,11 @@
  * The state of a sequence is the last K - 1 rows of x, the newest last, 0 where the sequence is shorter. short_conv
  * leaves it for short_conv_step, which computes one token of each sequence.
  *
- * Packing: bits of a sequence's results do not depend on the sequences packed beside it. Arithmetic
- * is f32, with one rounding of each result. */
+ * Packing: bits of a sequence's results do not depend on the sequences packed beside it.
+ *
+ * Rounding: sums are f32. c is rounded to the compute dtype before silu, and y after it, as transformers does. The
+ * gated delta rule multiplies a token's q and k, which may nearly cancel. Only the same roundings lead to the same
+ * remainder. Backward takes the rounding of c as the identity. */
 #ifndef NBL_SHORT_CONV_H
 #define NBL_SHORT_CONV_H
 

@@ -15,7 +15,7 @@ static double silu(double x, double *slope)
     return x * s;
 }
 
-/* c[t] of a channel, in the sequence that begins at row `first`. */
+/* c[t] of a channel, in the sequence that begins at row `first`; rounded to the compute dtype. */
 static double sum_at(const nbl__short_conv *a, int64_t first, int64_t t, int64_t channel)
 {
     int64_t channels = a->x.shape[1], taps = a->w.shape[2];
@@ -25,7 +25,7 @@ static double sum_at(const nbl__short_conv *a, int64_t first, int64_t t, int64_t
         if (row >= first)
             sum += nbl__ref_get(&a->w, channel * taps + j) * nbl__ref_get(&a->x, row * channels + channel);
     }
-    return sum;
+    return nbl__ref_round(a->x.dtype, sum);
 }
 
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
@@ -89,7 +89,7 @@ static nbl_status run_step(const nbl__call *call, const void *arguments)
             for (int64_t j = 0; j < taps - 1; j++)
                 sum += nbl__ref_get(&a->w, c * taps + j) *
                        nbl__ref_get(&a->state, (s * (taps - 1) + j) * channels + c);
-            nbl__ref_set(&a->y, s * channels + c, silu(sum, &slope));
+            nbl__ref_set(&a->y, s * channels + c, silu(nbl__ref_round(a->x.dtype, sum), &slope));
         }
     nbl__short_conv_shift(a);
     return NBL_OK;
