@@ -1,8 +1,8 @@
 /* readers.c - the readers of GGUF models and PEFT adapters as a command, for tests/oracle/test_readers.py.
  *
  *   readers gguf FILE DTYPE OUT       OUT becomes a folder with config.json and model.safetensors
- *   readers peft FOLDER MODULES OUT   checks the adapter against the modules (a file of lines `path kind out in`, kind
- *                                     as numbered in peft.h), prints a line for each module and replacement, and
+ *   readers peft FOLDER MODULES OUT   checks the adapter against the modules (a file of lines `path kind out in`;
+ *                                     kind 0 linear, 1 head, 2 embedding, 3 other), prints a line for each module and replacement, and
  *                                     writes the adapter again to the folder OUT
  *
  * A failure prints its message and ends with status 1. */
@@ -63,6 +63,9 @@ static nbl_status convert(nbl_context *ctx, const char *path, const char *dtype_
 
 enum { MAX = 4096 };
 
+/* The numbers of kinds in a file of modules. */
+static const nbl__peft_kind kinds[] = {NBL_PEFT_LINEAR, NBL_PEFT_HEAD, NBL_PEFT_EMBEDDING, NBL_PEFT_OTHER};
+
 static nbl_status check(nbl_context *ctx, const nbl__peft *peft, const char *list)
 {
     static nbl__peft_target targets[MAX];
@@ -74,7 +77,9 @@ static nbl_status check(nbl_context *ctx, const nbl__peft *peft, const char *lis
                                          &targets[count].out, &targets[count].in) == 4;
          count++) {
         targets[count].path = paths[count];
-        targets[count].kind = (nbl__peft_kind)kind;
+        NBL_CHECK(ctx, kind >= 0 && kind < (int)(sizeof kinds / sizeof *kinds), NBL_ERROR_FORMAT,
+                  "%s: kind %d", list, kind);
+        targets[count].kind = kinds[kind];
     }
     fclose(file);
     return nbl__peft_check(peft, targets, count);

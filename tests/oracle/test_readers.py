@@ -245,13 +245,17 @@ def adapters_that_do_not_fit_are_named(room):
     bad(["q_proj", "[3, 64]"], lambda t: t.update({f"{q}.lora_A.weight": torch.zeros(3, 64)}))
     bad(["q_proj", "64", "72"], lambda t: t.update({f"{q}.lora_A.weight": torch.zeros(4, 72)}))
     bad(["z_proj"], lambda t: t.update({f"{q}.lora_A.weight".replace("q_proj", "z_proj"): torch.zeros(4, 64)}))
-    bad(["z_proj"], target_modules=["q_proj", "up_proj", "z_proj"])
     bad(["v_proj", "no tensors"], target_modules=["q_proj", "up_proj", "v_proj"])
     bad(["lora_magnitude_vector"], use_dora=True)
     bad(["lm_head", "modules_to_save"], modules_to_save=["lm_head"])
     bad(["LOHA"], peft_type="LOHA")
     bad(["new_option"], new_option=3)
     bad(["target_modules", "regular expression"], target_modules="(q_proj")
+
+    # A name that matches nothing beside others that do: PEFT accepts it, and so does nibble, with a warning.
+    (room.folder / "good/adapter_config.json").write_text(json.dumps(config | {"target_modules": ["q_proj", "up_proj", "z_proj"]}))
+    done = read("peft", room.folder / "good", modules, room.folder / "unmatched")
+    room.expect(done.returncode == 0, f"a name without a module: {done.stderr}")
 
 
 if __name__ == "__main__":
