@@ -133,7 +133,8 @@ __device__ inline void normalize(float *rows, int n, int size, float factor, flo
 }
 
 template <typename T>
-__device__ void read_keys(const back_job &j, const matrices &m, chunk_gates &c, int64_t first, int n, int key)
+__device__ inline void read_keys(const back_job &j, const matrices &m, chunk_gates &c, int64_t first, int n,
+                                 int key)
 {
     read_rows<T>(j.q, j.q_stride, first, n, key, j.size_k, m.q);
     read_rows<T>(j.k, j.k_stride, first, n, key, j.size_k, m.k);
@@ -167,8 +168,8 @@ __device__ inline float decay_between(const chunk_gates &c, int i, int j)
 
 /* Gates, v, A and P of a value head. */
 template <typename T>
-__device__ void read_values(const back_job &j, const matrices &m, chunk_gates &c, int64_t first, int n,
-                            int head)
+__device__ inline void read_values(const back_job &j, const matrices &m, chunk_gates &c, int64_t first, int n,
+                                   int head)
 {
     int i = threadIdx.x;
     if (i < n) {
@@ -199,7 +200,7 @@ __device__ void read_values(const back_job &j, const matrices &m, chunk_gates &c
 }
 
 /* X and U. */
-__device__ void solve(const back_job &j, const matrices &m, chunk_gates &c, int n, const float *state)
+__device__ inline void solve(const back_job &j, const matrices &m, chunk_gates &c, int n, const float *state)
 {
     int size = j.size_v;
     product(n, size, j.size_k, {m.k, j.size_k, 1}, {state, size, 1}, m.x, 1, false);
@@ -235,7 +236,8 @@ __device__ inline void add_outer(const back_job &j, int n, const float *left, co
 }
 
 /* dU, then dR in its place. */
-__device__ void solve_back(const back_job &j, const matrices &m, chunk_gates &c, int n, const float *ds)
+__device__ inline void solve_back(const back_job &j, const matrices &m, chunk_gates &c, int n,
+                                  const float *ds)
 {
     int size = j.size_v;
     product(n, size, j.size_k, {m.k, j.size_k, 1}, {ds, size, 1}, m.du, 1, false);
@@ -252,7 +254,7 @@ __device__ void solve_back(const back_job &j, const matrices &m, chunk_gates &c,
 }
 
 /* βM and N; what they add to dβ and dG. The square of A becomes W. */
-__device__ void squares(const back_job &j, const matrices &m, chunk_gates &c, int n)
+__device__ inline void squares(const back_job &j, const matrices &m, chunk_gates &c, int n)
 {
     int size = j.size_v, i = threadIdx.x;
     square(n, size, {m.d_o, size, 1}, {m.u, 1, size}, m.n);
@@ -277,8 +279,8 @@ __device__ void squares(const back_job &j, const matrices &m, chunk_gates &c, in
 }
 
 /* The parts of dQ, dK and dG that the states have. */
-__device__ void through_states(const back_job &j, const matrices &m, chunk_gates &c, int n,
-                               const float *state, const float *ds)
+__device__ inline void through_states(const back_job &j, const matrices &m, chunk_gates &c, int n,
+                                      const float *state, const float *ds)
 {
     int size = j.size_k, lane = threadIdx.x % 32;
     double sums[1] = {0};
@@ -317,8 +319,8 @@ __device__ void through_states(const back_job &j, const matrices &m, chunk_gates
 
 /* da, db, and the sums of the parameters' gradients. */
 template <typename T>
-__device__ void write_gates(const back_job &j, chunk_gates &c, int64_t sequence, int64_t first, int n,
-                            int head)
+__device__ inline void write_gates(const back_job &j, chunk_gates &c, int64_t sequence, int64_t first, int n,
+                                   int head)
 {
     int i = threadIdx.x;
     if (i == 0)
@@ -346,8 +348,8 @@ __device__ void write_gates(const back_job &j, chunk_gates &c, int64_t sequence,
 
 /* One value head of a chunk. */
 template <typename T>
-__device__ void backward_head(const back_job &j, const matrices &m, chunk_gates &c, int64_t sequence,
-                              int64_t first, int n, int head, const float *state, float *ds)
+__device__ inline void backward_head(const back_job &j, const matrices &m, chunk_gates &c, int64_t sequence,
+                                     int64_t first, int n, int head, const float *state, float *ds)
 {
     int size = j.size_v, lane = threadIdx.x % 32;
     read_values<T>(j, m, c, first, n, head);
@@ -375,8 +377,8 @@ __device__ void backward_head(const back_job &j, const matrices &m, chunk_gates 
 
 /* d becomes r·(d - x̂·(x̂·d)), and is written. `factor`: of the rows in x and d. */
 template <typename T>
-__device__ void write_keys(void *to, int64_t stride, int64_t first, int n, int key, int size, const float *x,
-                           const float *d, const float *scales, float factor)
+__device__ inline void write_keys(void *to, int64_t stride, int64_t first, int n, int key, int size,
+                                  const float *x, const float *d, const float *scales, float factor)
 {
     for (int i = threadIdx.x / 32; i < n && to; i += THREADS / 32) {
         const float *hat = x + i * size, *row = d + i * size;
