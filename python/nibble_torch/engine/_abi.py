@@ -110,7 +110,7 @@ struct nbl_weight {
     float nested_offset;
     const float *nested_offset_at;
     nbl_weight_parts given;
-    const void *members;
+    const nbl_weight *members;
     int64_t member_count;
 };
 

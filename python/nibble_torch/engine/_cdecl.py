@@ -177,7 +177,8 @@ class Interface:
             return self.structs[name]
         if name in self.callbacks:
             return self.callbacks[name]
-        assert name in self.opaque, f"{name} is not declared"
+        # A struct may point to others of its kind: while its fields are read, it is as an opaque one.
+        assert name in self.opaque or name in self.fields, f"{name} is not declared"
         return None
 
 
