@@ -140,6 +140,7 @@ static nbl_status check_base(nbl_adapter *a, const char *path)
         NBL_GO(read_checkpoint(&a->arena, checkpoint, &b));
     }
     add_head(&b);
+    if (checkpoint) NBL_GO(nbl__peft_swap_experts(a->peft, checkpoint->config.model_type));
     int64_t before = a->peft->found.count;
     if (a->peft->rules) NBL_GO(nbl__peft_check_tensors(a->peft, b.tensors, b.count));
     a->summary.base_problems = a->peft->found.count - before;

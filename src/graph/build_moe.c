@@ -67,7 +67,7 @@ static void bind_layer(nbl__graph *g, nbl__expert_linear *l, const nbl__expert_v
     nbl__graph_bind(g, &l->bias, values->bias);
     nbl__graph_bind(g, &l->lora_a, values->lora_a);
     nbl__graph_bind(g, &l->lora_b, values->lora_b);
-    if (values->lora_a) l->scale = values->scale;
+    if (values->lora_a) l->scale = values->scale, l->own_scale = true;
 }
 
 nbl__value nbl__build_expert_mlp(nbl__graph *g, const char *name, nbl__value x, const nbl__routing *to,

@@ -367,9 +367,11 @@ static nbl_status step(writer *w, nbl__session *first, nbl__session *next)
 
 int64_t nbl__prefill_tokens(const nbl_model *m, int64_t prompt, int64_t max_tokens)
 {
+    const nbl__decoder *d = &m->decoder;
+    if (!nbl__rope_has_lengths(&d->rope) && !nbl__rope_has_lengths(&d->local_rope)) return prompt;
     /* The last new token is not computed with. */
     for (int64_t length = prompt + max_tokens - 1; length > prompt; length--)
-        if (nbl__decoder_restarts(&m->decoder, length - 1)) return length;
+        if (nbl__decoder_restarts(d, length - 1)) return length;
     return prompt;
 }
 

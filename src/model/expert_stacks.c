@@ -84,7 +84,10 @@ static nbl_status count_member(holder *h, int64_t i)
         h->stacks[at].count = h->m->decoder.experts * h->stacks[at].pieces;
     }
     stack *s = &h->stacks[at];
-    bool fits = name->expert < h->m->decoder.experts && (s->pieces == 2) == (name->part != NBL_EXPERT_WHOLE);
+    /* Gates and ups that alternate are stored in one tensor only. */
+    bool half = name->part != NBL_EXPERT_WHOLE;
+    bool fits = name->expert < h->m->decoder.experts && (s->pieces == 2) == half &&
+                !(half && h->m->decoder.experts_interleaved);
     if (!fits) return hold_tensor(h, i, info->name); /* left over */
     s->found++;
     h->stack_of[i] = (int32_t)at;

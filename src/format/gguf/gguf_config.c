@@ -516,8 +516,13 @@ static nbl_status put_phi3_rope(const nbl__gguf_model *m, nbl__text *out)
     put_integer(out, "original_max_position_embeddings", original);
     NBL_TRY(read_number(m, "rope.scaling.attn_factor", 1, &attention));
     if (nbl__gguf_tensor_find(m->gguf, "rope_factors_long.weight") == NULL &&
-        nbl__gguf_tensor_find(m->gguf, "rope_factors_short.weight") == NULL)
+        nbl__gguf_tensor_find(m->gguf, "rope_factors_short.weight") == NULL) {
+        char key[KEY_SIZE];
+        if (attention > 1 || attention < 1)
+            return bad_key(m, key_of(m, "rope.scaling.attn_factor", key),
+                           "not 1, and there are no rope_factors tensors");
         return NBL_OK;
+    }
     put_key(out, "rope_scaling");
     nbl__text_printf(out, "{\"type\": \"longrope\", \"attention_factor\": ");
     nbl__text_real(out, attention);

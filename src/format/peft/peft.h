@@ -125,6 +125,7 @@ typedef struct nbl__peft_module {
     bool is_embedding;
     int64_t experts;    /* 0: no stack of experts */
     bool swapped;       /* of experts: the file has A and B the other way round (nbl__peft_swap_experts) */
+    bool halves;        /* of experts: the file has gate_proj and up_proj apart (nbl__peft_join_experts) */
     int64_t r, in, out; /* in: of an embedding, the vocabulary */
     double alpha, scale;
     const nbl__stored *a;         /* [r, in]; of experts [experts · r, in], expert by expert */
@@ -248,8 +249,8 @@ nbl_status nbl__peft_name_experts(nbl__peft *peft, nbl__peft_module *module);
 nbl_status nbl__peft_join_experts(nbl__peft *peft);
 /* PEFT takes the stacks of some models for [experts, out, in] although they are [experts, in, out]
  * (Llama 4). A of the file is then [experts · r, out] and B [in, r · experts]. This gives the modules of
- * an opened adapter A and B as everywhere else, or marks those of a new one. Does nothing for other
- * models. model_type: NULL is none of them. */
+ * an opened adapter A and B as everywhere else, or marks those of a new one. Other models: nothing
+ * changes. Refuses joined halves for GPT-OSS, whose gates and ups alternate. model_type may be NULL. */
 nbl_status nbl__peft_swap_experts(nbl__peft *peft, const char *model_type);
 /* The matrix [rows of experts · r, n] as [n, r · experts], or the other way round: A of the one as B of the
  * other. f32; `to` has as many elements. */

@@ -104,6 +104,10 @@ static nbl_status check_alike(const nbl__peft *p, const layer *l, int projection
         NBL_CHECK(p->ctx, m, NBL_ERROR_FORMAT,
                   "%s: module \"%.*s.%" PRId64 ".%s\": it has no tensors, but other experts have", p->folder,
                   l->length, l->prefix, e, projections[projection][0]);
+        /* While inspecting, a wrong shape is listed and the module stays. */
+        if (m->a->rank != 2 || m->b->rank != 2 || m->a->shape[0] != m->r || m->b->shape[1] != m->r ||
+            m->a->shape[1] != m->in || m->b->shape[0] != m->out)
+            return bad_module(p, m->path, "lora_A or lora_B does not have the rank of the settings");
         if (m->r != like->r || m->in != like->in || m->out != like->out || m->alpha < like->alpha ||
             m->alpha > like->alpha)
             return bad_module(p, m->path, "its sizes, rank or alpha are not those of the other experts");
@@ -139,7 +143,8 @@ static nbl_status join(nbl__peft *p, const layer *l, int first, int count, nbl__
     nbl__stored *a_tensor = new_tensor(p, like->a, experts * r, in, &a);
     nbl__stored *b_tensor = new_tensor(p, like->b, out, r * experts, &b);
     const char *name = count == 1 ? down : gate_up;
-    *to = (nbl__peft_module){.experts = experts, .r = r, .in = in, .out = out, .a = a_tensor, .b = b_tensor};
+    *to = (nbl__peft_module){
+        .experts = experts, .r = r, .in = in, .out = out, .a = a_tensor, .b = b_tensor, .halves = count == 2};
     to->path = nbl__arena_printf(&p->arena, "%.*s.%s", l->length, l->prefix, name);
     if (line == NULL || a_tensor == NULL || b_tensor == NULL || to->path == NULL) return NBL_ERROR_MEMORY;
     for (int64_t e = 0; e < experts; e++)
@@ -159,12 +164,16 @@ static nbl_status join(nbl__peft *p, const layer *l, int first, int count, nbl__
     return NBL_OK;
 }
 
-/* Joins the experts of the layer that module `at` belongs to; removes them from the list. */
-static nbl_status join_layer(nbl__peft *p, int64_t at, nbl__peft_module *joined, int64_t *joined_count)
+/* Joins the experts of the layer that module `at` belongs to; removes them from the list. *next: the
+ * first module behind them. */
+static nbl_status join_layer(nbl__peft *p, int64_t at, nbl__peft_module *joined, int64_t *joined_count,
+                             int64_t *next)
 {
     layer l = {.prefix = p->modules[at].path};
     int64_t expert;
     int length, projection;
+    bool whole = true;
+    *next = at + 1;
     if (!is_single(l.prefix, &l.length, &expert, &projection)) return NBL_OK;
     /* Experts of a layer follow each other: the list is sorted by path. */
     int64_t end = at;
@@ -173,9 +182,11 @@ static nbl_status join_layer(nbl__peft *p, int64_t at, nbl__peft_module *joined,
         if (!is_single(m->path, &length, &expert, &projection) || length != l.length ||
             strncmp(m->path, l.prefix, (size_t)length) != 0)
             break;
-        if (m->a == NULL || m->b == NULL || m->is_embedding) return NBL_OK; /* listed already */
+        whole = whole && m->a && m->b && !m->is_embedding;
         l.experts = nbl__max_i64(l.experts, expert + 1);
     }
+    *next = end;
+    if (!whole) return NBL_OK; /* listed already */
     NBL_CHECK(p->ctx, l.experts <= end - at, NBL_ERROR_FORMAT,
               "%s: module \"%.*s\": adapters of %" PRId64 " experts, and the last is number %" PRId64,
               p->folder, l.length, l.prefix, end - at, l.experts - 1);
@@ -185,6 +196,8 @@ static nbl_status join_layer(nbl__peft *p, int64_t at, nbl__peft_module *joined,
     }
     for (int64_t i = at; i < end; i++) {
         is_single(p->modules[i].path, &length, &expert, &projection);
+        if (l.of[projection][expert])
+            return bad_module(p, p->modules[i].path, "its expert is adapted twice, under two names");
         l.of[projection][expert] = &p->modules[i];
     }
     for (int k = 0; k < PROJECTIONS; k++) NBL_TRY(check_alike(p, &l, k));
@@ -211,14 +224,16 @@ nbl_status nbl__peft_join_experts(nbl__peft *p)
     nbl__peft_module *joined = nbl__arena_alloc(&p->arena, (size_t)(p->module_count + 1) * sizeof *joined);
     int64_t count = 0;
     if (joined == NULL) return NBL_ERROR_MEMORY;
-    for (int64_t i = 0; i < p->module_count; i++)
-        if (p->modules[i].path) NBL_TRY(join_layer(p, i, joined, &count));
+    for (int64_t i = 0; i < p->module_count;) NBL_TRY(join_layer(p, i, joined, &count, &i));
     if (count == 0) return NBL_OK;
     for (int64_t i = 0; i < p->module_count; i++)
         if (p->modules[i].path) joined[count++] = p->modules[i];
     p->modules = joined;
     p->module_count = count;
     qsort(p->modules, (size_t)count, sizeof *p->modules, by_path);
+    for (int64_t i = 1; i < count; i++)
+        if (strcmp(p->modules[i - 1].path, p->modules[i].path) == 0)
+            return bad_module(p, p->modules[i].path, "it is there twice, as a stack and as single experts");
     return nbl__peft_stem_experts(p);
 }
 
@@ -253,11 +268,18 @@ static nbl_status swap_stored(nbl__peft *p, const nbl__peft_module *m, const nbl
 nbl_status nbl__peft_swap_experts(nbl__peft *p, const char *model_type)
 {
     bool swaps = model_type && (strcmp(model_type, "llama4_text") == 0 || strcmp(model_type, "llama4") == 0);
-    for (int64_t i = 0; swaps && i < p->module_count; i++) {
+    bool alternates = model_type && strcmp(model_type, "gpt_oss") == 0;
+    for (int64_t i = 0; i < p->module_count; i++) {
         nbl__peft_module *m = &p->modules[i];
-        if (m->experts == 0 || m->swapped) continue;
+        if (m->halves && alternates)
+            return bad_module(p, m->path,
+                              "gate_proj and up_proj apart do not fit gpt_oss, whose columns alternate");
+        if (!swaps || m->experts == 0 || m->swapped) continue;
         m->swapped = true;
         if (nbl__peft_is_new(p) || m->a == NULL || m->b == NULL) continue;
+        int64_t wide = m->r * m->experts;
+        if (m->a->rank != 2 || m->b->rank != 2 || m->a->shape[0] != wide || m->b->shape[1] != wide)
+            return bad_module(p, m->path, "lora_A or lora_B does not have the rank of the settings");
         const nbl__stored *a, *b;
         NBL_TRY(swap_stored(p, m, m->b, false, &a));
         NBL_TRY(swap_stored(p, m, m->a, true, &b));

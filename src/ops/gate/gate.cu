@@ -80,7 +80,8 @@ template <bool BACKWARD> nbl_status run_gate(const nbl__call *call, const void *
                   a->x.shape[1], a->gate.shape[1] == 1};
     if (BACKWARD) j.dy = rows(&a->dy), j.dx = rows(&a->dx), j.dgate = rows(&a->dgate);
     unsigned blocks = static_cast<unsigned>(a->x.shape[0]);
-    if (blocks == 0 || j.columns == 0) return NBL_OK;
+    bool sums = BACKWARD && a->gate.shape[1] == 1; /* dgate is 0 without columns */
+    if (blocks == 0 || (j.columns == 0 && !sums)) return NBL_OK;
     NBL_BY_DTYPE(a->dtype, T, (gate_rows<T, BACKWARD><<<blocks, THREADS, 0, stream_of(call)>>>(j)));
     return launched(call);
 }

@@ -54,6 +54,10 @@ static nbl_status check_layer(nbl_context *ctx, const char *op, const char *part
 {
     char name[32];
     NBL_TRY(nbl__check_stack(ctx, op, part, &l->w));
+    int64_t pieces = nbl__stack_pieces(&l->w), allowed = l == &a->gate_up && !a->interleaved ? 2 : 1;
+    NBL_CHECK(ctx, pieces <= allowed, NBL_ERROR_UNSUPPORTED,
+              "%s: %s has %" PRId64 " members per expert; at most %" PRId64 " are allowed%s", op, part,
+              pieces, allowed, a->interleaved ? " where gates and ups alternate" : "");
     int64_t out = nbl__expert_out(a, l), in = nbl__expert_in(a, l), experts = l->w.shape[0];
     NBL_CHECK(ctx, experts >= 1 && experts < INT32_MAX, NBL_ERROR_SHAPE, "%s: %s is %s: no experts", op, part,
               nbl__show_shape(3, l->w.shape).text);

@@ -52,6 +52,7 @@ typedef struct nbl__expert_linear {
     nbl_weight w;
     nbl_tensor bias, lora_a, lora_b;
     float scale;
+    bool own_scale; /* a scale of 0 is meant */
     nbl_tensor dbias, dlora_a, dlora_b, dw;
 } nbl__expert_linear;
 
@@ -86,7 +87,7 @@ static inline int64_t nbl__expert_out(const nbl__expert_mlp *a, const nbl__exper
 /* The scale of a layer's adapter. */
 static inline float nbl__expert_scale(const nbl__expert_mlp *a, const nbl__expert_linear *l)
 {
-    return l->scale == 0 ? a->gate_up.scale : l->scale;
+    return l->scale == 0 && !l->own_scale ? a->gate_up.scale : l->scale;
 }
 
 #endif

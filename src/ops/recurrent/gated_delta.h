@@ -19,6 +19,9 @@
 
 #include "ops/ops.h"
 
+/* The lowest decay of a token that sums of decays take: exp(-10000) is 0 in f64. */
+#define NBL_DELTA_MIN_DECAY (-10000.0)
+
 /* T tokens, S sequences. */
 typedef struct nbl__gated_delta {
     nbl_dtype dtype;

@@ -177,6 +177,7 @@ __device__ inline void read_values(const back_job &j, const matrices &m, chunk_g
                      static_cast<double>(load_one(j.dt_bias, j.dt_bias_dtype, head));
         double rate = exp(static_cast<double>(load_one(j.a_log, j.a_log_dtype, head)));
         c.decays[i] = -rate * softplus(pre);
+        if (c.decays[i] < NBL_DELTA_MIN_DECAY) c.decays[i] = NBL_DELTA_MIN_DECAY;
         c.beta[i] = static_cast<float>(sigmoid(gate_at<T>(j.b, j.b_stride, first + i, head)));
         c.dg[i] = 0;
     }

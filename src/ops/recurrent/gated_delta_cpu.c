@@ -76,7 +76,9 @@ static void read_gates(const nbl__delta_job *job, nbl__delta_chunk *c, int64_t h
     double sums[NBL_DELTA_CHUNK], sum = 0;
     for (int64_t i = 0; i < c->n; i++) {
         double pre = (double)gate_at(&a->a, c->first + i, head) + (double)job->biases[head];
-        sum += nbl__delta_decay((double)job->rates[head], pre);
+        /* NaN stays; -inf would make NaN of differences of sums. */
+        double decay = nbl__delta_decay((double)job->rates[head], pre);
+        sum += decay < NBL_DELTA_MIN_DECAY ? NBL_DELTA_MIN_DECAY : decay;
         sums[i] = sum;
         c->g_high[i] = (float)sum;
         c->g_low[i] = isfinite(c->g_high[i]) ? (float)(sum - (double)c->g_high[i]) : 0;

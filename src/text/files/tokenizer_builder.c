@@ -93,8 +93,10 @@ static int find_splits(const nbl__vocab *vocab, const nbl__token *token, nbl__me
 nbl_status nbl__builder_put_merges(nbl__tokenizer_builder *b, const nbl__vocab *vocab, nbl__merge_order order,
                                    const bool *gone)
 {
+    enum { MAX_MERGES = 1 << 23 }; /* twenty times those of the largest vocabularies */
     const nbl__token **tokens;
     split splits[NBL_LONGEST_TOKEN];
+    int64_t merges = 0;
     const char *comma = "";
     size_t count = 0;
     NBL_TRY(NBL_ALLOC(b->ctx, tokens, vocab->count));
@@ -113,7 +115,12 @@ nbl_status nbl__builder_put_merges(nbl__tokenizer_builder *b, const nbl__vocab *
         int found = status != NBL_OK || (gone && gone[token->id])
                         ? 0
                         : find_splits(vocab, token, order, gone, splits);
-        for (int k = 0; k < found; k++) {
+        merges += found;
+        if (merges > MAX_MERGES || b->out->size > (size_t)1 << 30)
+            status = nbl__fail(b->ctx, NBL_ERROR_UNSUPPORTED,
+                               "%s: token %d: more than %d merges follow from this vocabulary", b->where,
+                               token->id, MAX_MERGES);
+        for (int k = 0; k < found && status == NBL_OK; k++) {
             nbl__text_printf(b->out, "%s[", comma);
             nbl__builder_put_string(b, (nbl__slice){token->text, splits[k].at});
             nbl__text_add(b->out, ",", 1);

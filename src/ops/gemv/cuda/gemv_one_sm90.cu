@@ -295,6 +295,7 @@ static bool norm_fits(const nbl__gemv_one *g)
     const void *written[] = {n->y.data, n->residual.data ? n->residual_out.data : NULL};
     for (const void *p : written) /* other blocks may still read what block 0 overwrites */
         if (p && (p == n->x.data || p == n->residual.data)) return false;
+    if (n->w.data == NULL) return false; /* the kernel takes its absence for that of a norm */
     return n->dtype == g->dtype && n->scale == 0 && n->y.data == g->x && nbl__tensor_rows(&n->x) == 1 &&
            nbl__last(&n->x) == g->parts[0].weight->shape[1] &&
            nbl__last(&n->x) <= REGISTER_STEPS * int64_t{WARPS} * STEP_COLUMNS;

@@ -48,10 +48,11 @@ size_t nbl__experts_measure(const nbl_context *ctx, const nbl__expert_mlp *a, nb
                             bool backward, nbl_status (*run)(nbl__experts *j))
 {
     size_t max = 0;
-    for (int small = 0; small < 2; small++) {
+    for (int pass = 0; pass < 4; pass++) {
         nbl__experts j;
         nbl__experts_open(&j, a, ctx, NULL, algo, backward, NULL, 0);
-        if (small) j.adapter = NBL_DTYPE_F32; /* as with fewer tokens */
+        if (pass % 2) j.adapter = NBL_DTYPE_F32; /* as with fewer tokens */
+        j.longest = pass < 2 ? 512 : 1024;       /* blocks of a sum: of most kernels, of AMX */
         run(&j);
         if (j.bump.used + j.tail > max) max = j.bump.used + j.tail;
     }
@@ -60,16 +61,17 @@ size_t nbl__experts_measure(const nbl_context *ctx, const nbl__expert_mlp *a, nb
 
 /* ---- batches ---- */
 
-/* The batch of a dry run: as many ranges as possible, one of them a whole row block, each with the padding that it may
- * need. */
+/* The batch of a dry run: as many ranges as possible, one of `longest` rows, each with the padding that it may need. */
 static bool dry_batch(nbl__experts *j)
 {
-    enum { LONGEST = 512, PADDING = 16 };
-    int64_t first = nbl__min_i64(LONGEST, j->max_rows), rest = j->max_rows - first;
+    enum { PADDING = 32 }; /* the longest step along a sum of any kernel */
+    int64_t first = nbl__min_i64(j->longest, j->max_rows), rest = j->max_rows - first;
     if (j->end > 0 || j->max_rows == 0) return false;
     j->count = (int)nbl__min_i64(NBL_EXPERT_RANGES, j->z.experts);
     for (int i = 0; i < j->count; i++) {
-        int64_t rows = i == 0 ? first : nbl__ceil_div(rest, nbl__max_i64(1, j->count - 1)) + PADDING;
+        int64_t rows = j->count == 1 ? j->max_rows
+                       : i == 0      ? first
+                                     : nbl__ceil_div(rest, j->count - 1) + PADDING;
         j->range[i] = (nbl__expert_range){i, j->end, rows};
         j->end += rows;
     }

@@ -48,6 +48,7 @@ typedef struct nbl__experts {
     nbl__gemm_algo algo;
     nbl_dtype adapter; /* in which A and B multiply */
     bool by_row;       /* z is a product of one row at a time */
+    int64_t longest;   /* range of a dry run */
     nbl__expert_layer layer[NBL_EXPERT_LAYERS];
     nbl__bump bump;
     size_t room, tail;
