@@ -249,27 +249,25 @@ static void gguf_names_of_pre_tokenizers(void **state)
     "|" digits "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
     static const struct {
         const char *pattern;
-        bool ignore_merges;
         const char *name;
     } rows[] = {
-        {CASED(CONTRACTIONS "?", "\\p{N}{1,3}"), false, "gpt-4o"}, /* GPT-OSS, Phi-4-mini, Llama 4 */
-        {CASED("", "\\p{N}"), true, "tekken"},                     /* Ministral */
-        {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" TAIL, true, "llama-bpe"}, /* SmolLM3 */
-        {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" TAIL, false, "dbrx"},     /* OLMo 2 */
-        {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" TAIL, false, "qwen2"},
+        {CASED(CONTRACTIONS "?", "\\p{N}{1,3}"), "gpt-4o"}, /* GPT-OSS, Phi-4-mini, Llama 4 */
+        {CASED("", "\\p{N}"), "tekken"},                    /* Ministral */
+        {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" TAIL, "llama-bpe"}, /* SmolLM3 */
+        {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" TAIL, "qwen2"},
         {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"
                       "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-         false, "qwen35"},
+         "qwen35"},
     };
     char name[NBL_PRE_NAME];
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        assert_true(nbl__gguf_pre_name(&rows[i].pattern, 1, rows[i].ignore_merges, name));
+        assert_true(nbl__gguf_pre_name(&rows[i].pattern, 1, name));
         assert_string_equal(name, rows[i].name);
     }
     const char *const digits[] = {"\\p{N}", NBL_GPT2_PATTERN}; /* Granite, Cohere: as refact and command-r */
-    assert_true(nbl__gguf_pre_name(digits, 2, false, name));
+    assert_true(nbl__gguf_pre_name(digits, 2, name));
     assert_string_equal(name, "smollm");
-    assert_true(nbl__gguf_pre_name(&digits[1], 1, false, name)); /* OLMo */
+    assert_true(nbl__gguf_pre_name(&digits[1], 1, name)); /* OLMo */
     assert_string_equal(name, "gpt-2");
 }
 

@@ -458,13 +458,12 @@ static void put_tokens(exporter *e)
 static nbl_status put_kind(exporter *e)
 {
     char name[NBL_PRE_NAME] = "default";
-    bool ignores = is_true(nbl__json_get(e->model, "ignore_merges"));
     e->is_spm = is_true(nbl__json_get(e->model, "byte_fallback"));
     NBL_TRY(read_step(e, nbl__json_get(e->root, "pre_tokenizer"), 0));
     if (e->byte_level) e->is_spm = false;
     NBL_CHECK(e->ctx, e->is_spm || e->byte_level, NBL_ERROR_UNSUPPORTED,
               "%s: BPE that is neither byte-level nor falls back to bytes has no form in GGUF", e->where);
-    if (!e->is_spm && !nbl__gguf_pre_name(e->patterns, e->pattern_count, ignores, name))
+    if (!e->is_spm && !nbl__gguf_pre_name(e->patterns, e->pattern_count, name))
         return unsupported(e, "a pre-tokenizer that splits by",
                            e->pattern_count ? e->patterns[0] : "nothing but bytes");
     const char *model = e->is_spm ? "llama" : "gpt2";

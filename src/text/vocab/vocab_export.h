@@ -26,10 +26,9 @@ nbl_status nbl__vocab_export(nbl__arena *arena, const nbl__text_source *source, 
 nbl_status nbl__vocab_export_text(nbl__arena *arena, const char *where, nbl_string text, int64_t size,
                                   nbl__gguf_writer *w, nbl__exported_vocab *exported);
 
-/* Finds the name of the pre-tokenizer that splits by exactly these patterns, in this order; of two
- * such names, the one with this ignore_merges. Returns false if GGUF has no such name. In
- * vocab_gguf.c. */
+/* Finds the name of the pre-tokenizer that splits by exactly these patterns, in this order. Returns
+ * false if GGUF has no such name. In vocab_gguf.c. */
 enum { NBL_PRE_NAME = 32 };
-bool nbl__gguf_pre_name(const char *const *patterns, int count, bool ignore_merges, char name[NBL_PRE_NAME]);
+bool nbl__gguf_pre_name(const char *const *patterns, int count, char name[NBL_PRE_NAME]);
 
 #endif

@@ -281,14 +281,12 @@ static const pre_type *find_pre_type(const char *name, size_t size)
 }
 
 /* The name of the row that has exactly these patterns. For export: the name is all that a file
- * stores. Of two rows with the same patterns the one with this ignore_merges counts (pass 0), else the
- * first (pass 1). */
-bool nbl__gguf_pre_name(const char *const *patterns, int count, bool ignore_merges, char name[NBL_PRE_NAME])
+ * stores. Llama 3's patterns are llama-bpe with or without ignore_merges: where merges make every
+ * token, both give the same ids. */
+bool nbl__gguf_pre_name(const char *const *patterns, int count, char name[NBL_PRE_NAME])
 {
-    const size_t rows = sizeof pre_types / sizeof *pre_types;
-    for (size_t i = 0; i < 2 * rows; i++) {
-        const pre_type *pre = &pre_types[i % rows];
-        if (i < rows && pre->ignore_merges != ignore_merges) continue;
+    for (size_t i = 0; i < sizeof pre_types / sizeof *pre_types; i++) {
+        const pre_type *pre = &pre_types[i];
         int same = 0;
         while (same < count && pre->patterns[same] && strcmp(pre->patterns[same], patterns[same]) == 0)
             same++;
