@@ -138,7 +138,30 @@ static void a_module_per_expert_becomes_a_stack(void **state)
                 }
             }
     assert_int_equal(nbl__peft_find(p, targets[2].path)->r, 2);
+    /* gates and ups of GPT-OSS alternate */
+    assert_ok(ctx, nbl__peft_swap_experts(p, "qwen3_moe"));
+    assert_int_equal(nbl__peft_swap_experts(p, "gpt_oss"), NBL_ERROR_FORMAT);
+    assert_non_null(strstr(nbl_error_message(ctx), "alternate"));
     nbl__peft_close(p);
+    remove_tree(folder);
+    /* one expert under two names */
+    static const char *const both[] = {"gate_proj", "up_proj", "down_proj", "w2"};
+    settings.target.list = (nbl__peft_list){both, 4};
+    modules[5].path = "model.layers.0.mlp.experts.0.w2";
+    write_adapter(ctx, folder, modules, 9, settings);
+    assert_int_equal(nbl__peft_open(ctx, folder, &p), NBL_ERROR_FORMAT);
+    assert_non_null(strstr(nbl_error_message(ctx), "adapted twice"));
+    modules[5].path = paths[5];
+    remove_tree(folder);
+    /* inspected, a module of the wrong rank is listed and joined to nothing */
+    nbl_tensor whole = modules[2].a;
+    modules[2].a = nbl_matrix(NBL_DTYPE_F32, 1, INNER, a[2]);
+    write_adapter(ctx, folder, modules, 9, settings);
+    assert_ok(ctx, nbl__peft_inspect(ctx, folder, &p));
+    assert_true(p->found.count >= 2);
+    assert_null(nbl__peft_find(p, targets[2].path));
+    nbl__peft_close(p);
+    modules[2].a = whole;
     remove_tree(folder);
     /* an expert that lacks one projection, an index that is far too large, gate without up */
     modules[4].path = "model.layers.0.mlp.experts.1.other_proj";
